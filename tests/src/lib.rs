@@ -1,0 +1,1 @@
+//! Whole-program contracts live in the test files beside this one.

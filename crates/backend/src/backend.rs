@@ -29,7 +29,9 @@ pub enum Error {
     #[error(transparent)]
     Weights(#[from] flint_weights::Error),
     /// Memory ran out.
-    #[error("the {backend} backend could not allocate {bytes} bytes for {what}; lower --context or --parallel")]
+    #[error(
+        "the {backend} backend could not allocate {bytes} bytes for {what}; lower --context or --parallel"
+    )]
     OutOfMemory {
         /// The backend.
         backend: &'static str,
@@ -82,7 +84,7 @@ impl Element {
 pub enum Precision {
     /// The backend's product arithmetic (fp32 lanes or bf16 dot on a CPU).
     Product,
-    /// fp32 inputs and sums whatever the product arithmetic is: router, hyper-connections, indexer weights.
+    /// fp32 inputs and sums whatever the product arithmetic is: the router and the hyper-connections.
     /// Small errors there change discrete choices.
     Full,
 }

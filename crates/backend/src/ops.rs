@@ -30,12 +30,20 @@ impl<Buf: Clone> Rows<Buf> {
     }
 
     /// Columns `first..first + width` of each row.
+    #[must_use]
     pub fn columns(&self, first: usize, width: usize) -> Self {
         debug_assert!(first + width <= self.width);
-        Self { buffer: self.buffer.clone(), first: self.first + first, stride: self.stride, width, rows: self.rows }
+        Self {
+            buffer: self.buffer.clone(),
+            first: self.first + first,
+            stride: self.stride,
+            width,
+            rows: self.rows,
+        }
     }
 
     /// Rows `first..first + rows`.
+    #[must_use]
     pub fn span(&self, first: usize, rows: usize) -> Self {
         debug_assert!(first + rows <= self.rows);
         Self { first: self.first + first * self.stride, rows, ..self.clone() }

@@ -12,6 +12,7 @@
 
 mod buffer;
 mod lanes;
+mod maths;
 mod op;
 mod pool;
 mod product;

@@ -1,6 +1,12 @@
 //! `config.json`: the sizes of the model, nothing defaulted silently.
 //!
+//! [`read`] finds and checks the keys; here are the types that come out of it.
 //! Source: `reference/glm5_next.md` section 2.
+
+mod keys;
+mod read;
+
+pub(crate) use keys::shorten;
 
 /// The text network's sizes and constants, after aliases were resolved.
 #[derive(Clone, Debug, PartialEq)]
@@ -106,4 +112,29 @@ impl ModelConfig {
     pub fn linear_width(&self) -> usize {
         self.linear_heads * self.linear_head_dim
     }
+}
+
+/// The vision tower's sizes. They matter for checking the tower's tensors and for the plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VisionConfig {
+    /// Blocks of the tower.
+    pub depth: usize,
+    /// Width of a patch's row.
+    pub hidden_size: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Inner width of a block's SwiGLU.
+    pub intermediate_size: usize,
+    /// Width of a feature: that of the text network.
+    pub out_hidden_size: usize,
+    /// Inner width of the merger.
+    pub projection_intermediate_size: usize,
+    /// Side of a patch in pixels.
+    pub patch_size: usize,
+    /// Frames of a patch.
+    pub temporal_patch_size: usize,
+    /// Side in patches of the square that becomes one feature.
+    pub spatial_merge_size: usize,
+    /// Colours of a pixel.
+    pub channels: usize,
 }

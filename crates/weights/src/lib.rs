@@ -1,17 +1,32 @@
 //! Checkpoints on disk, as the rest of Flint sees them.
 //!
 //! This crate owns everything between a folder and a list of host matrices: `config.json` ([`config`]), the
-//! safetensors container ([`checkpoint`]), the spellings of every layout ([`names`]), how numbers are stored
-//! ([`encoding`]), and what a load would cost ([`plan`]). It knows no device and computes no network.
-//! The next reader of a weight is `flint-model`'s `load.rs`.
+//! safetensors container ([`safetensors`]), the spellings of every layout (`names/`), how numbers are stored
+//! (`encoding/`), and what a load would cost. [`Checkpoint`] is the way in. It knows no device and computes no
+//! network. The next reader of a weight is `flint-model`'s `load.rs`.
 
+mod assemble;
+mod checkpoint;
 pub mod config;
+mod encoding;
 mod error;
+mod latent;
+mod map;
 pub mod matrix;
+mod names;
+pub mod safetensors;
+mod shards;
+mod source;
+mod table;
 
+pub use checkpoint::Checkpoint;
 pub use config::ModelConfig;
+pub use encoding::Encoding;
 pub use error::Error;
+pub use latent::LatentHeads;
 pub use matrix::{Form, HostBytes, PlainType, QuantMatrix};
+pub use source::Source;
+pub use table::Group;
 
 /// What every fallible function of this crate returns.
 pub type Result<T> = std::result::Result<T, Error>;

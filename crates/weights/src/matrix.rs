@@ -159,7 +159,9 @@ impl QuantMatrix {
             }
         };
         match &self.form {
-            Form::Plain { kind, values } => check("weight", values.len(), self.rows * self.cols * kind.size()),
+            Form::Plain { kind, values } => {
+                check("weight", values.len(), self.rows * self.cols * kind.size())
+            }
             Form::Affine { bits, group, kind, codes, scales, biases } => {
                 let pairs = self.rows * (self.cols / group) * kind.size();
                 check("weight", codes.len(), self.rows * self.cols * usize::from(*bits) / 8)?;

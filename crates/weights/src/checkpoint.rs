@@ -1,0 +1,372 @@
+//! A checkpoint that is open: every header read, every name, shape and width checked, no tensor data touched.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use crate::assemble::{assemble, member_name};
+use crate::config::{ModelConfig, VisionConfig};
+use crate::encoding::dense::narrow;
+use crate::encoding::scheme::Scheme;
+use crate::encoding::{Encoding, Span, Stored};
+use crate::matrix::{Form, HostBytes, PlainType, QuantMatrix, e4m3};
+use crate::shards::Shards;
+use crate::source::Source;
+use crate::table::{Shape, Table};
+use crate::{Error, Result};
+
+/// An open checkpoint.
+pub struct Checkpoint {
+    source: Source,
+    config: ModelConfig,
+    config_json: Value,
+    config_bytes: HostBytes,
+    pub(crate) table: Table,
+    pub(crate) stored: Vec<Vec<Stored>>,
+    shards: Shards,
+    warnings: Vec<String>,
+}
+
+impl fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Checkpoint({}, {} tensors)", self.source.label(), self.shards.tensors.len())
+    }
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint: reads `config.json`, the index and the headers, and checks all of them against each other.
+    ///
+    /// # Errors
+    /// Whatever is missing, damaged, contradictory or of a format that this build does not read, by name and with the
+    /// remedy. No tensor data is read before all of it holds.
+    pub fn open(source: Source) -> Result<Self> {
+        let (config_bytes, config_json) = read_config(&source)?;
+        let empty = Map::new();
+        let keys = config_json.as_object().unwrap_or(&empty);
+        refuse_packs(&source, keys)?;
+        let config = ModelConfig::from_json(keys)?;
+        let vision = VisionConfig::from_json(keys)?;
+        let table = Table::new(&config, vision.as_ref());
+        let scheme = Scheme::read(keys, &table, config.layers())?;
+        let shards = Shards::open(&source)?;
+        let stored = assemble(&table, &scheme, &shards, config.layers())?;
+        let warnings = scheme.warnings();
+        Ok(Self { source, config, config_json, config_bytes, table, stored, shards, warnings })
+    }
+
+    /// Where the files come from.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// The text network's sizes.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// `config.json` as it is.
+    pub fn config_json(&self) -> &Value {
+        &self.config_json
+    }
+
+    /// What a user should know and what changes nothing, such as a table's keys that name no module.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Number of stored tensors.
+    pub fn tensors(&self) -> usize {
+        self.shards.tensors.len()
+    }
+
+    /// Bytes of all stored tensors.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.shards.tensors.iter().map(|tensor| tensor.info.end - tensor.info.start).sum()
+    }
+
+    /// Whether the checkpoint has a module of this canonical name.
+    pub fn has(&self, name: &str) -> bool {
+        self.find(name).is_some()
+    }
+
+    /// A plain array as fp32, exactly, row-major. `….self_attn.conv1d` gives the taps of q, k and v one behind the
+    /// other, `[3 · channels, taps]`.
+    ///
+    /// # Errors
+    /// A name that the model does not have as an array, or a value that is not finite.
+    pub fn vector(&self, name: &str) -> Result<Vec<f32>> {
+        let name = name.strip_suffix(".weight").unwrap_or(name);
+        if let Some(layer) = name.strip_suffix(".conv1d") {
+            let mut taps = Vec::new();
+            for side in ["q", "k", "v"] {
+                taps.extend(self.vector(&format!("{layer}.{side}_conv1d"))?);
+            }
+            return Ok(taps);
+        }
+        match self.find(name) {
+            Some((at, members))
+                if matches!(self.table.specs[at].shape, Shape::Array(_) | Shape::Values(_)) =>
+            {
+                let matrix = self.load(name, &members[0])?;
+                let Form::Plain { kind, values } = &matrix.form else { return Err(no_such(name, "array")) };
+                let span = members[0].weight;
+                let first = members[0].cut.as_ref().map_or(0, |cut| cut.start * members[0].cols);
+                self.check_values(span, values.as_slice(), *kind, first, f32::is_finite, NOT_FINITE)?;
+                Ok((0..values.len() / kind.size()).map(|index| kind.read(values.as_slice(), index)).collect())
+            }
+            _ => Err(no_such(name, "array")),
+        }
+    }
+
+    /// One matrix, in the bytes that the checkpoint stores.
+    ///
+    /// # Errors
+    /// A name that the model does not have as a matrix, or scales that are not finite.
+    pub fn matrix(&self, name: &str) -> Result<QuantMatrix> {
+        let name = name.strip_suffix(".weight").unwrap_or(name);
+        match self.find(name) {
+            Some((at, members)) if matches!(self.table.specs[at].shape, Shape::Matrix { .. }) => {
+                self.load(name, &members[0])
+            }
+            _ => Err(no_such(name, "matrix")),
+        }
+    }
+
+    /// A plain matrix as numbers of type `kind`, exactly.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix); a quantised matrix; a value that `kind` cannot hold, with its tensor, shard,
+    /// offset and shape.
+    pub fn matrix_as(&self, name: &str, kind: PlainType) -> Result<QuantMatrix> {
+        let matrix = self.matrix(name)?;
+        let Form::Plain { kind: from, values } = &matrix.form else {
+            return Err(no_such(name, "plain matrix"));
+        };
+        if *from == kind {
+            return Ok(matrix);
+        }
+        let narrowed = narrow(values.as_slice(), *from, kind).map_err(|(index, value)| {
+            let stored = self.find(&matrix.name).map(|(_, members)| &members[0]);
+            let first = stored.and_then(|stored| Some(stored.cut.as_ref()?.start * stored.cols)).unwrap_or(0);
+            let what = "cannot be held exactly by the narrower type that is needed; use a checkpoint that stores this tensor in fp32 where fp32 is kept, or one in the narrower type";
+            match stored {
+                Some(stored) => self.value_error(stored.weight, first + index, value, what),
+                None => no_such(name, "matrix"),
+            }
+        })?;
+        let form = Form::Plain { kind, values: HostBytes::from_vec(narrowed) };
+        Ok(QuantMatrix { form, ..matrix })
+    }
+
+    /// The members of a stack, in order.
+    ///
+    /// # Errors
+    /// As [`matrix`](Self::matrix).
+    pub fn stack(&self, name: &str) -> Result<Vec<QuantMatrix>> {
+        match self.find(name) {
+            Some((at, members)) if matches!(self.table.specs[at].shape, Shape::Stack { .. }) => {
+                let shape = &self.table.specs[at].shape;
+                members
+                    .iter()
+                    .enumerate()
+                    .map(|(i, stored)| self.load(&member_name(name, shape, i), stored))
+                    .collect()
+            }
+            _ => Err(no_such(name, "stack")),
+        }
+    }
+
+    /// Names these weights: equal for equal checkpoints, different, as far as a cheap look can tell, for others.
+    ///
+    /// A BLAKE3 hash of `config.json`, of every shard's name, length and header, and of 64 bytes in the middle of every
+    /// module. A change that spares all of these bytes goes unseen.
+    pub fn manifest_digest(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        let mut add = |bytes: &[u8]| {
+            hasher.update(&(bytes.len() as u64).to_le_bytes());
+            hasher.update(bytes);
+        };
+        add(self.config_bytes.as_slice());
+        for shard in &self.shards.files {
+            add(shard.name.as_bytes());
+            add(&(shard.bytes.len() as u64).to_le_bytes());
+            add(&shard.header);
+        }
+        for members in &self.stored {
+            if let Some(bytes) = members.get(members.len() / 2).and_then(|stored| self.bytes(stored.weight)) {
+                let middle = bytes.len() / 2;
+                add(&bytes.as_slice()[middle..(middle + 64).min(bytes.len())]);
+            }
+        }
+        hasher.finalize().to_hex().to_string()
+    }
+
+    /// A module that the checkpoint has, and its members.
+    pub(crate) fn find(&self, name: &str) -> Option<(usize, &[Stored])> {
+        let at = self.table.find(name)?;
+        let members = self.stored[at].as_slice();
+        (!members.is_empty()).then_some((at, members))
+    }
+
+    /// The bytes of a span.
+    fn bytes(&self, span: Span) -> Option<HostBytes> {
+        let tensor = &self.shards.tensors[span.tensor];
+        let start = tensor.info.start as usize + span.start;
+        self.shards.files[tensor.shard].bytes.slice(start..start + span.len)
+    }
+
+    /// A stored matrix with its bytes, its scales checked.
+    fn load(&self, name: &str, stored: &Stored) -> Result<QuantMatrix> {
+        let bytes = |span: Option<Span>| {
+            span.and_then(|span| self.bytes(span)).ok_or_else(|| no_such(name, "matrix inside its shard"))
+        };
+        let values = bytes(Some(stored.weight))?;
+        let form = match stored.encoding {
+            Encoding::Plain(kind) => Form::Plain { kind, values },
+            Encoding::Affine { bits, group, kind } => {
+                let (scales, biases) = (bytes(stored.scales)?, bytes(stored.biases)?);
+                Form::Affine { bits, group, kind, codes: values, scales, biases }
+            }
+            Encoding::Fp8Block => {
+                Form::Fp8Block { codes: values, scales: bytes(stored.scales)?, first_row: 0 }
+            }
+        };
+        let whole = QuantMatrix { name: name.to_owned(), rows: stored.rows, cols: stored.cols, form };
+        whole.check()?;
+        let matrix = match &stored.cut {
+            None => whole,
+            Some(cut) => {
+                whole.cut_rows(cut.clone()).ok_or_else(|| no_such(name, "matrix of so many rows"))?
+            }
+        };
+        self.check_data(stored, &matrix)?;
+        Ok(matrix)
+    }
+
+    /// Refuses numbers that no checkpoint has: scales that are not finite, FP8 factors that are not positive, NaN codes.
+    fn check_data(&self, stored: &Stored, matrix: &QuantMatrix) -> Result<()> {
+        let first_row = stored.cut.as_ref().map_or(0, |cut| cut.start);
+        match &matrix.form {
+            Form::Plain { .. } => Ok(()),
+            Form::Affine { group, kind, scales, biases, .. } => {
+                let first = first_row * (matrix.cols / group);
+                for (span, bytes) in [(stored.scales, scales), (stored.biases, biases)] {
+                    let Some(span) = span else { continue };
+                    self.check_values(span, bytes.as_slice(), *kind, first, f32::is_finite, NOT_FINITE)?;
+                }
+                Ok(())
+            }
+            Form::Fp8Block { codes, scales, .. } => {
+                if let Some(span) = stored.scales {
+                    let first = first_row / 128 * matrix.cols.div_ceil(128);
+                    let usable = |factor: f32| factor.is_finite() && factor > 0.0;
+                    self.check_values(span, scales.as_slice(), PlainType::F32, first, usable, NOT_POSITIVE)?;
+                }
+                match codes.as_slice().iter().position(|code| code & 0x7F == 0x7F) {
+                    None => Ok(()),
+                    Some(at) => {
+                        let value = e4m3(codes.as_slice()[at]);
+                        Err(self.value_error(stored.weight, first_row * matrix.cols + at, value, NOT_FINITE))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Refuses the first number that is not `usable`. `first` is the index of the first number in its span.
+    fn check_values(
+        &self,
+        span: Span,
+        bytes: &[u8],
+        kind: PlainType,
+        first: usize,
+        usable: impl Fn(f32) -> bool,
+        what: &'static str,
+    ) -> Result<()> {
+        let count = bytes.len() / kind.size();
+        match (0..count).find(|index| !usable(kind.read(bytes, *index))) {
+            None => Ok(()),
+            Some(index) => Err(self.value_error(span, first + index, kind.read(bytes, index), what)),
+        }
+    }
+
+    /// The error of a number that cannot be used. `index` counts from the start of the span.
+    fn value_error(&self, span: Span, index: usize, value: f32, what: &'static str) -> Error {
+        let tensor = &self.shards.tensors[span.tensor];
+        Error::Value {
+            tensor: tensor.info.name.clone(),
+            file: self.shards.files[tensor.shard].name.clone(),
+            offset: tensor.info.start,
+            shape: tensor.info.shape.clone(),
+            value: f64::from(value),
+            index: span.start / tensor.info.dtype.size() + index,
+            what,
+        }
+    }
+}
+
+const NOT_FINITE: &str = "is not a finite number; the file is damaged: download it again";
+const NOT_POSITIVE: &str =
+    "is no positive number, as an FP8 factor must be; the file is damaged: download it again";
+
+fn no_such(name: &str, what: &'static str) -> Error {
+    Error::NoSuchModule { name: name.to_owned(), what }
+}
+
+/// Reads and parses `config.json`.
+fn read_config(source: &Source) -> Result<(HostBytes, Value)> {
+    const CONFIG: &str = "config.json";
+    if let Source::Folder(path) = source
+        && path.is_file()
+    {
+        return Err(refuse_file(path));
+    }
+    let Some(bytes) = source.read(CONFIG)? else { return Err(no_config(source)?) };
+    let malformed = |what: String| Error::Malformed { file: CONFIG.to_owned(), what };
+    let json: Value =
+        serde_json::from_slice(bytes.as_slice()).map_err(|error| malformed(error.to_string()))?;
+    if json.is_object() { Ok((bytes, json)) } else { Err(malformed("it holds no object".to_owned())) }
+}
+
+fn refuse_file(path: &std::path::Path) -> Error {
+    let at = path.display().to_string();
+    if path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
+        let remedy = "download a safetensors version of the model (official, BF16 or MLX)";
+        return Error::Unsupported { at, what: "the GGUF format".to_owned(), remedy };
+    }
+    let found = "this is a file, a checkpoint is a folder".to_owned();
+    Error::NoCheckpoint { place: at, found, remedy: "give the folder that holds config.json" }
+}
+
+fn no_config(source: &Source) -> Result<Error> {
+    let files = source.files()?;
+    if let Some(name) = files.iter().find(|name| name.to_lowercase().ends_with(".gguf")) {
+        return Ok(Error::Unsupported {
+            at: name.clone(),
+            what: "the GGUF format".to_owned(),
+            remedy: "download a safetensors version of the model (official, BF16 or MLX)",
+        });
+    }
+    Ok(Error::NoCheckpoint {
+        place: source.label(),
+        found: "there is no config.json".to_owned(),
+        remedy: "give the folder of a downloaded GLM-5.3-Flash checkpoint",
+    })
+}
+
+/// Refuses streaming packs, which this build does not read.
+fn refuse_packs(source: &Source, config: &Map<String, Value>) -> Result<()> {
+    let has_block = config.contains_key("expert_streaming");
+    let has_bank = source.files()?.iter().any(|name| name == "experts.bin");
+    let what = match (has_block, has_bank) {
+        (false, false) => return Ok(()),
+        (true, true) => "a streaming pack (EXL3 experts in experts.bin)",
+        (true, false) => "a streaming pack, here without its bank experts.bin,",
+        (false, true) => "a streaming pack's bank experts.bin, here without its block in config.json,",
+    };
+    Err(Error::Unsupported {
+        at: source.label(),
+        what: what.to_owned(),
+        remedy: "use the official FP8 or BF16 checkpoint, or an MLX affine quantisation",
+    })
+}

@@ -127,6 +127,18 @@ impl CpuBuffer {
         Ok(unsafe { std::slice::from_raw_parts(self.start().cast(), self.0.len) })
     }
 
+    /// Where at least `len` u32 elements start.
+    pub(crate) fn u32_start(&self, op: &'static str, len: usize) -> Result<Start<u32>> {
+        self.expect(op, Element::U32, len)?;
+        Ok(Start::new(self.start().cast()))
+    }
+
+    /// Where at least `len` fp32 elements start.
+    pub(crate) fn f32_start(&self, op: &'static str, len: usize) -> Result<Start<f32>> {
+        self.expect(op, Element::F32, len)?;
+        Ok(Start::new(self.start().cast()))
+    }
+
     /// Checks type and length.
     pub(crate) fn expect(&self, op: &'static str, element: Element, len: usize) -> Result<()> {
         if self.0.element == element && self.0.len >= len {
@@ -136,19 +148,46 @@ impl CpuBuffer {
     }
 }
 
+/// Where the checked elements of a buffer start, for the tasks of one operation.
+#[derive(Debug)]
+pub(crate) struct Start<T>(*mut T);
+
+impl<T> Clone for Start<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Start<T> {}
+
+// SAFETY: a pointer is shared, not memory; whoever reaches through it keeps writers and readers apart.
+unsafe impl<T> Sync for Start<T> {}
+// SAFETY: as above.
+unsafe impl<T> Send for Start<T> {}
+
+impl<T> Start<T> {
+    /// A pointer that the caller checked.
+    pub(crate) fn new(start: *mut T) -> Self {
+        Self(start)
+    }
+
+    /// Element `index`.
+    ///
+    /// # Safety
+    /// `index` is inside the checked elements or just behind them.
+    pub(crate) unsafe fn at(self, index: usize) -> *mut T {
+        // SAFETY: the caller vouches for the index.
+        unsafe { self.0.add(index) }
+    }
+}
+
 /// fp32 rows of a buffer whose range was checked, for the tasks of one operation.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct RowsF32 {
-    start: *mut f32,
+    start: Start<f32>,
     stride: usize,
     pub(crate) width: usize,
     pub(crate) rows: usize,
 }
-
-// SAFETY: a task only reaches rows through `row` and `row_mut`, whose callers keep writers and readers apart.
-unsafe impl Sync for RowsF32 {}
-// SAFETY: as above.
-unsafe impl Send for RowsF32 {}
 
 impl RowsF32 {
     /// Checks that `rows` lies inside its buffer.
@@ -161,9 +200,20 @@ impl RowsF32 {
                 what: format!("stride {} below width {}", rows.stride, rows.width),
             });
         }
-        // SAFETY: `first` is inside the buffer or no row exists.
-        let start = unsafe { rows.buffer.start().cast::<f32>().add(if end == 0 { 0 } else { rows.first }) };
+        let first = if end == 0 { 0 } else { rows.first };
+        // SAFETY: `first` is inside the buffer, or no row exists.
+        let start = Start::new(unsafe { rows.buffer.start().cast::<f32>().add(first) });
         Ok(Self { start, stride: rows.stride, width: rows.width, rows: rows.rows })
+    }
+
+    /// Where row `row` starts; `width` elements follow.
+    ///
+    /// # Safety
+    /// `row < rows`.
+    pub(crate) unsafe fn at(self, row: usize) -> *mut f32 {
+        debug_assert!(row < self.rows);
+        // SAFETY: the range was checked at construction.
+        unsafe { self.start.at(row * self.stride) }
     }
 
     /// Row `row` for reading.
@@ -171,9 +221,8 @@ impl RowsF32 {
     /// # Safety
     /// `row < rows`, the buffer lives, and nobody writes these elements while the slice lives.
     pub(crate) unsafe fn row<'a>(self, row: usize) -> &'a [f32] {
-        debug_assert!(row < self.rows);
         // SAFETY: the range was checked at construction; the caller excludes writers.
-        unsafe { std::slice::from_raw_parts(self.start.add(row * self.stride), self.width) }
+        unsafe { std::slice::from_raw_parts(self.at(row), self.width) }
     }
 
     /// Row `row` for writing.
@@ -181,8 +230,7 @@ impl RowsF32 {
     /// # Safety
     /// `row < rows`, the buffer lives, and nobody else reaches these elements while the slice lives.
     pub(crate) unsafe fn row_mut<'a>(self, row: usize) -> &'a mut [f32] {
-        debug_assert!(row < self.rows);
         // SAFETY: as in `row`.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.stride), self.width) }
+        unsafe { std::slice::from_raw_parts_mut(self.at(row), self.width) }
     }
 }

@@ -78,8 +78,6 @@ pub(crate) trait Lanes: Copy {
     fn div(self, other: Self) -> Self;
     /// `self · factor + term`, rounded once.
     fn fma(self, factor: Self, term: Self) -> Self;
-    /// The square root.
-    fn sqrt(self) -> Self;
     /// `self` where `self < other`, else `other` (also for NaN in either).
     fn min(self, other: Self) -> Self;
     /// `self` where `self > other`, else `other` (also for NaN in either).
@@ -276,11 +274,6 @@ impl Lanes for Scalar {
     }
 
     #[inline(always)]
-    fn sqrt(self) -> Self {
-        Self(self.0.map(f32::sqrt))
-    }
-
-    #[inline(always)]
     fn min(self, other: Self) -> Self {
         self.zip(other, |a, b| if a < b { a } else { b })
     }
@@ -346,7 +339,7 @@ mod tests {
                 a.mul(b),
                 a.div(b),
                 a.fma(b, c),
-                a.abs().sqrt(),
+                a.abs(),
                 a.min(b),
                 a.max(b),
                 a.where_less(b, b, c),

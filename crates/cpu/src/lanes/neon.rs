@@ -123,12 +123,6 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
-    fn sqrt(self) -> Self {
-        // SAFETY: see the module.
-        Self(self.0.map(|four| unsafe { vsqrtq_f32(four) }))
-    }
-
-    #[inline(always)]
     fn min(self, other: Self) -> Self {
         self.zip(other, min_four)
     }

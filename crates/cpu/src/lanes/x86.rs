@@ -106,12 +106,6 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
-    fn sqrt(self) -> Self {
-        // SAFETY: see the module.
-        unsafe { Self(_mm256_sqrt_ps(self.0), _mm256_sqrt_ps(self.1)) }
-    }
-
-    #[inline(always)]
     fn abs(self) -> Self {
         // SAFETY: see the module.
         unsafe {
@@ -218,12 +212,6 @@ impl Lanes for Avx512 {
     fn fma(self, factor: Self, term: Self) -> Self {
         // SAFETY: see the module.
         unsafe { Self(_mm512_fmadd_ps(self.0, factor.0, term.0)) }
-    }
-
-    #[inline(always)]
-    fn sqrt(self) -> Self {
-        // SAFETY: see the module.
-        unsafe { Self(_mm512_sqrt_ps(self.0)) }
     }
 
     #[inline(always)]

@@ -15,6 +15,8 @@ mod kda;
 pub mod language;
 mod load;
 pub mod probe;
+#[cfg(test)]
+mod release_layers;
 mod saved;
 mod scratch;
 mod sequence;

@@ -1,1 +1,81 @@
-//! Whole-program contracts live in the test files beside this one.
+//! What the whole-program contracts share: tiny checkpoints in every layout, goldens, and ways to feed a model.
+//!
+//! The contracts themselves are the files of `tests/tests`, one for each.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a broken fixture ends the test
+
+pub mod checks;
+pub mod feeding;
+pub mod goldens;
+pub mod nano;
+
+use std::path::{Path, PathBuf};
+
+use flint_backend::Backend;
+use flint_cpu::{Arithmetic, Cpu, Level, Options};
+use flint_model::{Glm, GlmOptions};
+use flint_weights::{Checkpoint, Source};
+
+/// A tiny checkpoint of the repository.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tiny {
+    /// Random weights, fused MLX modules, affine 4/64.
+    Mlx4,
+    /// Random weights, unfused MLX modules, a width for each module.
+    MixedWidths,
+    /// The trained model that the binary embeds: affine 4, 6 and 8 bits.
+    Trained,
+}
+
+/// Every tiny checkpoint.
+pub const TINY: [Tiny; 3] = [Tiny::Mlx4, Tiny::MixedWidths, Tiny::Trained];
+
+/// The repository's root.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+impl Tiny {
+    /// Its folder.
+    pub fn folder(self) -> PathBuf {
+        match self {
+            Self::Mlx4 => root().join("tests/fixtures/glm5_next_nano_mlx4"),
+            Self::MixedWidths => root().join("tests/fixtures/glm5_next_nano_oq"),
+            Self::Trained => root().join("models/flint-tiny"),
+        }
+    }
+
+    /// Opens it.
+    pub fn checkpoint(self) -> Checkpoint {
+        Checkpoint::open(Source::Folder(self.folder())).unwrap()
+    }
+}
+
+/// Sizes that the contracts use.
+pub fn sizes() -> GlmOptions {
+    GlmOptions { context: 4096, sequences: 24, rows: 512, drafts: 8 }
+}
+
+/// A CPU backend of the given kind with `threads` threads at the best level.
+pub fn cpu(arithmetic: Arithmetic, threads: usize) -> Cpu {
+    Cpu::new(Options { arithmetic, threads, level: Level::detect() }).unwrap()
+}
+
+/// The arithmetics that this machine has.
+pub fn arithmetics() -> Vec<Arithmetic> {
+    let mut all = vec![Arithmetic::Lanes];
+    if Arithmetic::dot_is_available() {
+        all.push(Arithmetic::Dot);
+    }
+    all
+}
+
+/// A tiny model on a backend.
+pub fn load<B: Backend>(tiny: Tiny, backend: B) -> Glm<B> {
+    Glm::load(&tiny.checkpoint(), backend, sizes(), &mut |_, _| {}).unwrap()
+}
+
+/// A tiny model on the CPU with two threads.
+pub fn model(tiny: Tiny, arithmetic: Arithmetic) -> Glm<Cpu> {
+    load(tiny, cpu(arithmetic, 2))
+}

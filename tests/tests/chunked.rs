@@ -1,0 +1,60 @@
+//! Chunked == whole: cutting a prompt anywhere changes no bit of any row.
+
+use flint_contracts::feeding::{Dice, assert_same, feed, whole};
+use flint_contracts::{TINY, Tiny, arithmetics, model};
+use flint_cpu::Arithmetic;
+use flint_model::LanguageModel;
+
+/// Longer than the selection's switch-over and than one page of every tiny model.
+const LENGTH: usize = 330;
+
+fn check(tiny: Tiny, arithmetic: Arithmetic) {
+    let mut model = model(tiny, arithmetic);
+    let mut dice = Dice::new(1);
+    let tokens = dice.tokens(LENGTH, model.limits().vocabulary);
+    let cuts = whole(&model, LENGTH);
+    let expected = feed(&mut model, &tokens, &cuts);
+    let mut schedules = vec![vec![1; LENGTH], vec![17; 19].into_iter().chain([7]).collect()];
+    schedules.extend([3, 16, 64, 255].map(|first| vec![first, LENGTH - first]));
+    schedules.extend((0..6).map(|_| dice.cuts(LENGTH, 90)));
+    for cuts in schedules {
+        for (row, found) in feed(&mut model, &tokens, &cuts).iter().enumerate() {
+            assert_same(
+                &format!("{tiny:?} {arithmetic:?} cut as {cuts:?}, row {row}"),
+                found,
+                &expected[row],
+            );
+        }
+    }
+}
+
+#[test]
+fn every_cut_of_a_prompt_gives_the_bits_of_the_whole_prompt() {
+    for tiny in TINY {
+        for arithmetic in arithmetics() {
+            check(tiny, arithmetic);
+        }
+    }
+}
+
+#[test]
+fn every_length_gives_the_bits_of_the_prefix() {
+    let mut model = model(Tiny::Mlx4, Arithmetic::Lanes);
+    let tokens = Dice::new(2).tokens(150, model.limits().vocabulary);
+    let expected = feed(&mut model, &tokens, &[150]);
+    for length in 1..150 {
+        let rows = feed(&mut model, &tokens[..length], &[length]);
+        assert_same(&format!("the last row of {length} tokens"), &rows[length - 1], &expected[length - 1]);
+    }
+}
+
+#[test]
+fn every_two_way_cut_gives_the_same_last_row() {
+    let mut model = model(Tiny::MixedWidths, Arithmetic::Lanes);
+    let tokens = Dice::new(3).tokens(97, model.limits().vocabulary);
+    let expected = feed(&mut model, &tokens, &[97]);
+    for cut in 1..97 {
+        let rows = feed(&mut model, &tokens, &[cut, 97 - cut]);
+        assert_same(&format!("cut after {cut}"), &rows[96], &expected[96]);
+    }
+}

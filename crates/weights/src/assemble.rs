@@ -31,6 +31,9 @@ pub(crate) fn assemble(
     table.specs.iter().zip(&found.pieces).map(stored).collect()
 }
 
+/// A module that a tensor provides: its number, and its first row among all rows of the tensor if that is a fusion.
+type Provided = (usize, Option<(usize, usize)>);
+
 /// Pieces of each module, as they turn up.
 struct Found<'a> {
     table: &'a Table,
@@ -68,8 +71,8 @@ impl Found<'_> {
         Ok(())
     }
 
-    /// The modules that a tensor provides, with the rows of each in a fusion; `None` when the model has no such place.
-    fn modules(&self, place: &Place) -> Option<Vec<(usize, Option<(usize, usize)>)>> {
+    /// The modules that a tensor provides; `None` when the model has no such place.
+    fn modules(&self, place: &Place) -> Option<Vec<Provided>> {
         let fits = |spec: usize| {
             let members = self.table.specs[spec].shape.members();
             let stack = matches!(self.table.specs[spec].shape, Shape::Stack { .. });

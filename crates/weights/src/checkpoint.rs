@@ -12,7 +12,7 @@ use crate::encoding::{Encoding, Span, Stored};
 use crate::matrix::{Form, HostBytes, PlainType, QuantMatrix, e4m3};
 use crate::shards::Shards;
 use crate::source::Source;
-use crate::table::{Group, Shape, Table};
+use crate::table::{Shape, Table};
 use crate::{Error, Result};
 
 /// An open checkpoint.
@@ -199,13 +199,6 @@ impl Checkpoint {
             }
         }
         hasher.finalize().to_hex().to_string()
-    }
-
-    /// Bytes of the text trunk's modules: what a load brings to the device.
-    pub fn trunk_bytes(&self) -> u64 {
-        let trunk = |group: Group| !matches!(group, Group::MtpExperts | Group::Mtp | Group::Vision);
-        let specs = self.table.specs.iter().zip(&self.stored).filter(|(spec, _)| trunk(spec.group));
-        specs.flat_map(|(_, members)| members).map(Stored::bytes).sum()
     }
 
     /// A module that the checkpoint has, and its members.

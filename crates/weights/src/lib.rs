@@ -2,7 +2,7 @@
 //!
 //! This crate owns everything between a folder and a list of host matrices: `config.json` ([`config`]), the
 //! safetensors container ([`safetensors`]), the spellings of every layout (`names/`), how numbers are stored
-//! (`encoding/`), and what a load would cost. [`Checkpoint`] is the way in. It knows no device and computes no
+//! (`encoding/`), and what a load would cost ([`plan`]). [`Checkpoint`] is the way in. It knows no device and computes no
 //! network. The next reader of a weight is `flint-model`'s `load.rs`.
 
 mod assemble;
@@ -14,6 +14,7 @@ mod latent;
 mod map;
 pub mod matrix;
 mod names;
+pub mod plan;
 pub mod safetensors;
 mod shards;
 mod source;
@@ -25,6 +26,7 @@ pub use encoding::Encoding;
 pub use error::Error;
 pub use latent::LatentHeads;
 pub use matrix::{Form, HostBytes, PlainType, QuantMatrix};
+pub use plan::{LoadPlan, PlanRequest};
 pub use source::Source;
 pub use table::Group;
 

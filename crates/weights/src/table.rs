@@ -177,12 +177,12 @@ impl Rows<'_> {
             match config.attention[layer] {
                 Attention::Kda => self.kda(&at),
                 Attention::Dsa => {
-                    self.dsa(&at, Group::Dsa, config.own_indexer[layer].then_some(Group::Indexer))
+                    self.dsa(&at, Group::Dsa, config.own_indexer[layer].then_some(Group::Indexer));
                 }
             }
             match config.feed_forward[layer] {
                 FeedForward::Dense => {
-                    self.block(&format!("{at}mlp."), Group::Dense, config.intermediate_size)
+                    self.block(&format!("{at}mlp."), Group::Dense, config.intermediate_size);
                 }
                 FeedForward::Sparse => self.sparse(&at, Group::Router, Group::Experts, Group::Shared),
             }

@@ -75,7 +75,7 @@ fn check_width(matrix: &Matrix<'_>, weight: Piece, scales: Piece, declared: Widt
         return Ok(());
     }
     let part = |number: u64, by: u64| match number.checked_div(by) {
-        Some(whole) if number % by == 0 => whole.to_string(),
+        Some(whole) if number.is_multiple_of(by) => whole.to_string(),
         _ => "no whole number of".to_owned(),
     };
     let stored = format!(

@@ -116,6 +116,8 @@ impl Level {
 pub struct Cpu {
     options: Options,
     pool: Pool,
+    /// Scratch memory of products.
+    run: product::Run,
 }
 
 impl Cpu {
@@ -134,7 +136,7 @@ impl Cpu {
         if options.arithmetic == Arithmetic::Dot && !Arithmetic::dot_is_available() {
             return Err(lacks("this CPU has no AVX-512 BF16; choose the fp32 arithmetic".into()));
         }
-        Ok(Self { options, pool: Pool::new(options.threads) })
+        Ok(Self { options, pool: Pool::new(options.threads), run: product::Run::default() })
     }
 
     /// The options in force.

@@ -2,6 +2,7 @@
 //!
 //! Works on headers only. What is missing and what is left over is reported in one error.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use crate::encoding::scheme::Scheme;
@@ -127,8 +128,12 @@ impl Found<'_> {
     /// Checks that nothing is missing and nothing is left over.
     fn check_complete(&mut self) -> Result<()> {
         let mut missing = Vec::new();
-        for (at, spec) in self.table.specs.iter().enumerate() {
-            if self.is_needed(at, spec)? {
+        let specs = || self.table.specs.iter().enumerate();
+        let parts: HashSet<String> =
+            specs().filter(|(at, _)| self.has(*at)).filter_map(|(_, spec)| optional_part(spec)).collect();
+        for (at, spec) in specs() {
+            let is_absent_part = optional_part(spec).is_some_and(|part| !parts.contains(&part));
+            if !is_absent_part && self.is_needed(at, spec)? {
                 self.list_missing(at, spec, &mut missing);
             }
         }
@@ -138,11 +143,6 @@ impl Found<'_> {
 
     /// Whether a module must be there, given what else is.
     fn is_needed(&self, at: usize, spec: &Spec) -> Result<bool> {
-        if let Some(part) = optional_part(spec)
-            && !self.has_part(&part)
-        {
-            return Ok(false);
-        }
         match spec.need {
             Need::Always => Ok(true),
             // The matrix and its pair stand one behind the other in the table.
@@ -164,12 +164,6 @@ impl Found<'_> {
         }
     }
 
-    /// Whether anything of an optional part was found.
-    fn has_part(&self, prefix: &str) -> bool {
-        let specs = self.table.specs.iter().enumerate();
-        specs.filter(|(_, spec)| spec.name.starts_with(prefix)).any(|(at, _)| self.has(at))
-    }
-
     fn list_missing(&self, at: usize, spec: &Spec, missing: &mut Vec<String>) {
         if !self.has(at) {
             missing.push(spec.name.clone());
@@ -189,7 +183,7 @@ impl Found<'_> {
     }
 }
 
-/// The optional part that a module belongs to, as a prefix of names: a MTP layer, or the vision tower.
+/// The optional part that a module belongs to, as a prefix of names: an MTP layer, or the vision tower.
 fn optional_part(spec: &Spec) -> Option<String> {
     match spec.group {
         Group::Vision => Some("visual.".to_owned()),

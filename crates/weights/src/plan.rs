@@ -262,6 +262,15 @@ fn is_matrix(spec: &Spec) -> bool {
     matches!(spec.shape, Shape::Matrix { .. } | Shape::Stack { .. })
 }
 
+/// Matrices of a module. The latent's expansion counts as its heads' pairs, however it is stored.
+fn matrices(spec: &Spec, members: &[Stored], config: &ModelConfig) -> usize {
+    match spec.need {
+        _ if !is_matrix(spec) => 0,
+        Need::Joined if !members.is_empty() => 2 * config.heads,
+        _ => members.len(),
+    }
+}
+
 /// Bytes of a module in memory: matrices as they are stored, arrays as fp32. The key half of a quantised `kv_b_proj` is
 /// transposed to fp32 numbers.
 fn resident_bytes(spec: &Spec, members: &[Stored], config: &ModelConfig) -> u64 {
@@ -297,7 +306,7 @@ fn groups(checkpoint: &Checkpoint) -> Vec<GroupPlan> {
         let group = spec.group;
         let empty = GroupPlan { group, matrices: 0, values: 0, stored_bytes: 0, resident_bytes: 0 };
         let plan = groups.entry(group).or_insert(empty);
-        plan.matrices += if is_matrix(spec) { members.len() } else { 0 };
+        plan.matrices += matrices(spec, members, checkpoint.config());
         plan.values += spec.shape.values() as u64;
         plan.stored_bytes += members.iter().map(Stored::bytes).sum::<u64>();
         plan.resident_bytes +=
@@ -309,15 +318,15 @@ fn groups(checkpoint: &Checkpoint) -> Vec<GroupPlan> {
 fn widths(checkpoint: &Checkpoint) -> Vec<WidthPlan> {
     let mut widths: BTreeMap<Encoding, (usize, u64, u64)> = BTreeMap::new();
     for (spec, members) in checkpoint.table.specs.iter().zip(&checkpoint.stored) {
+        let Some(first) = members.first() else { continue };
         if !is_loaded(spec.group) || !is_matrix(spec) {
             continue;
         }
-        for member in members {
-            let width = widths.entry(member.encoding).or_default();
-            width.0 += 1;
-            width.1 += (spec.shape.values() / spec.shape.members()) as u64;
-            width.2 += member.bytes();
-        }
+        // All members of a stack have one encoding.
+        let width = widths.entry(first.encoding).or_default();
+        width.0 += matrices(spec, members, checkpoint.config());
+        width.1 += spec.shape.values() as u64;
+        width.2 += members.iter().map(Stored::bytes).sum::<u64>();
     }
     let plan = |(encoding, (matrices, values, bytes)): (Encoding, (usize, u64, u64))| WidthPlan {
         encoding,

@@ -27,7 +27,12 @@ impl ApiError {
 
     /// A field that Flint knows and cannot honour.
     pub(crate) fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::request(StatusCode::BAD_REQUEST, Some("unsupported_parameter"), Some(param.into()), message.into())
+        Self::request(
+            StatusCode::BAD_REQUEST,
+            Some("unsupported_parameter"),
+            Some(param.into()),
+            message.into(),
+        )
     }
 
     /// A prompt or a bound that the context cannot hold.
@@ -55,7 +60,13 @@ impl ApiError {
     /// The engine failed.
     pub(crate) fn engine(message: impl Into<String>) -> Self {
         let status = StatusCode::INTERNAL_SERVER_ERROR;
-        Self { status, kind: "server_error", code: Some("engine_failed"), param: None, message: message.into() }
+        Self {
+            status,
+            kind: "server_error",
+            code: Some("engine_failed"),
+            param: None,
+            message: message.into(),
+        }
     }
 
     /// The body of the answer.

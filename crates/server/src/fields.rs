@@ -18,7 +18,7 @@ use crate::error::ApiError;
 const DISCARD_BYTES: usize = 256 << 20;
 
 /// How long a body may take to arrive. A sender that stalls would hold its connection for ever.
-const BODY_TIMEOUT: Duration = Duration::from_secs(120);
+const BODY_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Reads a request's body as a JSON object.
 ///
@@ -158,13 +158,11 @@ impl<'a> Fields<'a> {
         read: impl Fn(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, ApiError> {
         let Some(value) = self.value(name) else { return Ok(None) };
-        match read(value) {
-            Some(read) => Ok(Some(read)),
-            None => {
-                let path = self.path(name);
-                Err(ApiError::invalid(&path, format!("{path} is {}; it must be {wanted}", shown(value))))
-            }
-        }
+        let refuse = || {
+            let path = self.path(name);
+            ApiError::invalid(&path, format!("{path} is {}; it must be {wanted}", shown(value)))
+        };
+        read(value).map(Some).ok_or_else(refuse)
     }
 }
 

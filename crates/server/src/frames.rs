@@ -34,7 +34,13 @@ pub(crate) struct Envelope {
 
 impl Envelope {
     /// The envelope of a new reply; `prefix` starts its id.
-    pub(crate) fn new(server: &Shared, prefix: &str, object: &'static str, seed: Value, include_usage: bool) -> Self {
+    pub(crate) fn new(
+        server: &Shared,
+        prefix: &str,
+        object: &'static str,
+        seed: Value,
+        include_usage: bool,
+    ) -> Self {
         Self {
             id: format!("{prefix}{:016x}{:016x}", random_bits(), random_bits()),
             object,

@@ -168,7 +168,9 @@ fn refuse_response_format(body: Fields) -> Result<(), ApiError> {
         Some("text") => Ok(()),
         Some(kind) => Err(ApiError::unsupported(
             NAME,
-            format!("response_format {kind:?} is not supported yet; send {{\"type\": \"text\"}} or leave it out"),
+            format!(
+                "response_format {kind:?} is not supported yet; send {{\"type\": \"text\"}} or leave it out"
+            ),
         )),
         None => Err(ApiError::invalid("response_format.type", "response_format.type is missing")),
     }
@@ -235,16 +237,25 @@ fn read_stop(body: Fields) -> Result<Vec<String>, ApiError> {
         Some(Value::String(text)) => vec![text],
         Some(Value::Array(list)) => list
             .iter()
-            .map(|item| item.as_str().ok_or_else(|| wrong(format!("stop holds {}; all must be strings", shown(item)))))
+            .map(|item| {
+                item.as_str().ok_or_else(|| wrong(format!("stop holds {}; all must be strings", shown(item))))
+            })
             .collect::<Result<_, _>>()?,
-        Some(other) => return Err(wrong(format!("stop is {}; it must be a string or a list of strings", shown(other)))),
+        Some(other) => {
+            return Err(wrong(format!("stop is {}; it must be a string or a list of strings", shown(other))));
+        }
     };
     let stops: Vec<String> = texts.into_iter().filter(|text| !text.is_empty()).map(str::to_owned).collect();
     if stops.len() > MOST_STOPS {
-        return Err(wrong(format!("stop holds {} strings; at most {MOST_STOPS} are searched for", stops.len())));
+        return Err(wrong(format!(
+            "stop holds {} strings; at most {MOST_STOPS} are searched for",
+            stops.len()
+        )));
     }
     match stops.iter().find(|text| text.len() > LONGEST_STOP_BYTES) {
-        Some(long) => Err(wrong(format!("a stop string has {} bytes; at most {LONGEST_STOP_BYTES} fit", long.len()))),
+        Some(long) => {
+            Err(wrong(format!("a stop string has {} bytes; at most {LONGEST_STOP_BYTES} fit", long.len())))
+        }
         None => Ok(stops),
     }
 }

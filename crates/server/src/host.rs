@@ -83,7 +83,14 @@ mod tests {
 
     #[test]
     fn other_names_are_refused_on_loopback() {
-        for host in ["", "evil.example", "evil.example:8080", "localhost.evil.example", "10.0.0.1", "127.0.0.1.nip.io"] {
+        for host in [
+            "",
+            "evil.example",
+            "evil.example:8080",
+            "localhost.evil.example",
+            "10.0.0.1",
+            "127.0.0.1.nip.io",
+        ] {
             assert!(!loopback().allows(host), "{host}");
         }
     }

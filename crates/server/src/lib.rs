@@ -34,10 +34,10 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::error::ApiError;
-use crate::host::{HostCheck, check_host};
 pub use crate::generation::default_sampling;
-pub use crate::state::{ServerOptions, ServerState};
+use crate::host::{HostCheck, check_host};
 use crate::state::Shared;
+pub use crate::state::{ServerOptions, ServerState};
 
 /// Serves until `shutdown` completes, then lets running replies end, for [`ServerOptions::drain`] at most.
 ///

@@ -117,7 +117,14 @@ impl Reply {
         self.ready.push_back(Part::End(End { finish_reason, prompt_tokens, completion_tokens }));
         self.ended = true;
         let seconds = self.started.elapsed().as_secs_f64();
-        tracing::info!(id = self.id, prompt_tokens, completion_tokens, finish_reason, seconds, "request finished");
+        tracing::info!(
+            id = self.id,
+            prompt_tokens,
+            completion_tokens,
+            finish_reason,
+            seconds,
+            "request finished"
+        );
     }
 
     fn fail(&mut self, reason: String) -> ApiError {

@@ -43,7 +43,9 @@ impl Sender {
             return Some(bytes);
         }
         match self.reply.next().await? {
-            Ok(Part::Text { channel, text, tokens }) => Some(data(&self.frames.text(channel, &text, &tokens))),
+            Ok(Part::Text { channel, text, tokens }) => {
+                Some(data(&self.frames.text(channel, &text, &tokens)))
+            }
             Ok(Part::End(end)) => {
                 self.ready.extend(self.frames.end(&end).iter().map(data));
                 self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));

@@ -33,7 +33,7 @@ pub struct ServerOptions {
 
 impl Default for ServerOptions {
     fn default() -> Self {
-        Self { body_bytes: 32 << 20, drain: Duration::from_secs(30), stall: Duration::from_secs(300) }
+        Self { body_bytes: 32 << 20, drain: Duration::from_secs(30), stall: Duration::from_mins(5) }
     }
 }
 

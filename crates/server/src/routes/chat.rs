@@ -60,8 +60,19 @@ async fn render(server: &Arc<Shared>, request: ChatRequest) -> Result<flint_chat
     let rendered = tokio::task::spawn_blocking(move || chat.render(&request)).await;
     match rendered {
         Ok(Ok(prompt)) => Ok(prompt),
-        Ok(Err(error)) => Err(ApiError::invalid(PROMPT_FIELD, error.to_string())),
+        Ok(Err(error)) => Err(refusal(&error)),
         Err(error) => Err(ApiError::engine(format!("rendering the messages failed: {error}"))),
+    }
+}
+
+/// What the chat format says of the conversation, with the path of the field that is wrong.
+fn refusal(error: &flint_chat::Error) -> ApiError {
+    let message = error.to_string();
+    match error {
+        flint_chat::Error::Request { field, .. } => ApiError::invalid(field, message),
+        flint_chat::Error::NoImages { field } => ApiError::unsupported(field, message),
+        error if error.is_request() => ApiError::invalid(PROMPT_FIELD, message),
+        _ => ApiError::engine(message),
     }
 }
 
@@ -128,7 +139,8 @@ fn read_tools(body: Fields) -> Result<Option<Vec<Value>>, ApiError> {
         Some(Value::String(choice)) if choice == "auto" => tools,
         Some(Value::String(choice)) if choice == "none" => &[],
         Some(other) => {
-            let message = format!("tool_choice {} is not supported yet; send \"auto\" or \"none\"", shown(other));
+            let message =
+                format!("tool_choice {} is not supported yet; send \"auto\" or \"none\"", shown(other));
             return Err(ApiError::unsupported("tool_choice", message));
         }
     };
@@ -208,12 +220,12 @@ impl Thinking {
 
     /// `chat_template_kwargs`: variables of the template, given by name. They win over the general fields.
     fn read_variables(&mut self, object: &Map<String, Value>) -> Result<(), ApiError> {
+        const OURS: [&str; 3] = ["enable_thinking", "clear_thinking", "reasoning_effort"];
+        const CONVERSATION: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
         let fields = Fields::new(object, "chat_template_kwargs.");
         self.enabled = fields.boolean("enable_thinking")?.or(self.enabled);
         self.clear = fields.boolean("clear_thinking")?.or(self.clear);
         self.effort = fields.text("reasoning_effort")?.map(str::to_owned).or(self.effort.take());
-        const OURS: [&str; 3] = ["enable_thinking", "clear_thinking", "reasoning_effort"];
-        const CONVERSATION: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
         for (name, value) in object {
             if CONVERSATION.contains(&name.as_str()) {
                 let path = fields.path(name);
@@ -238,7 +250,7 @@ struct ChatFrames {
 }
 
 impl ChatFrames {
-    fn chunk(&self, delta: Value, tokens: &[Token], finish_reason: Option<&str>) -> Value {
+    fn chunk(&self, delta: &Value, tokens: &[Token], finish_reason: Option<&str>) -> Value {
         self.envelope.frame(json!([{
             "index": 0,
             "delta": delta,
@@ -286,7 +298,7 @@ impl ChatFrames {
 
 impl Frames for ChatFrames {
     fn open(&self) -> Option<Value> {
-        Some(self.chunk(json!({ "role": "assistant", "content": "" }), &[], None))
+        Some(self.chunk(&json!({ "role": "assistant", "content": "" }), &[], None))
     }
 
     fn text(&mut self, channel: Channel, text: &str, tokens: &[Token]) -> Value {
@@ -294,11 +306,11 @@ impl Frames for ChatFrames {
             Channel::Reasoning => "reasoning_content",
             Channel::Content => "content",
         };
-        self.chunk(json!({ name: text }), tokens, None)
+        self.chunk(&json!({ name: text }), tokens, None)
     }
 
     fn end(&mut self, end: &End) -> Vec<Value> {
-        let last = self.chunk(json!({}), &[], Some(end.finish_reason));
+        let last = self.chunk(&json!({}), &[], Some(end.finish_reason));
         std::iter::once(last).chain(self.envelope.usage_frame(end)).collect()
     }
 }

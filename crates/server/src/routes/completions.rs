@@ -73,7 +73,9 @@ fn read_prompt(body: Fields) -> Result<Prompt, ApiError> {
     let list = match value {
         Value::String(text) => return Ok(Prompt::Text(text.clone())),
         Value::Array(list) => list,
-        other => return Err(wrong(format!("prompt is {}; it must be a text or a list of tokens", shown(other)))),
+        other => {
+            return Err(wrong(format!("prompt is {}; it must be a text or a list of tokens", shown(other))));
+        }
     };
     match list.as_slice() {
         [] => Err(wrong("prompt is an empty list".into())),
@@ -90,7 +92,10 @@ fn read_prompt(body: Fields) -> Result<Prompt, ApiError> {
 fn read_tokens(list: &[Value]) -> Result<Prompt, ApiError> {
     let token = |value: &Value| {
         value.as_u64().and_then(|token| u32::try_from(token).ok()).ok_or_else(|| {
-            ApiError::invalid(PROMPT_FIELD, format!("prompt holds {}, which is no token number", shown(value)))
+            ApiError::invalid(
+                PROMPT_FIELD,
+                format!("prompt holds {}, which is no token number", shown(value)),
+            )
         })
     };
     Ok(Prompt::Tokens(list.iter().map(token).collect::<Result<_, _>>()?))
@@ -204,7 +209,9 @@ mod tests {
 
     #[test]
     fn other_prompts_are_refused() {
-        for prompt in [json!(null), json!([]), json!(5), json!(["a", "b"]), json!([1, "a"]), json!([-1]), json!([1.5])] {
+        for prompt in
+            [json!(null), json!([]), json!(5), json!(["a", "b"]), json!([1, "a"]), json!([-1]), json!([1.5])]
+        {
             assert!(read(prompt.clone()).is_err(), "{prompt}");
         }
     }

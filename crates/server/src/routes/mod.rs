@@ -45,8 +45,7 @@ pub(crate) fn submit(server: &Arc<Shared>, prepared: Prepared) -> Result<Reply, 
         sampling: generation.sampling,
         logprobs,
     };
-    let events =
-        server.engine.submit(request).map_err(|error| refusal(&error, prompt_field, bound_field))?;
+    let events = server.engine.submit(request).map_err(|error| refusal(&error, prompt_field, bound_field))?;
     let text = server.chat.stream(StreamOptions { in_reasoning, stop: generation.stop, split_reasoning });
     Ok(Reply::new(id, prompt_tokens, events, text))
 }

@@ -299,6 +299,18 @@ fn true_drafts_take_fewer_rounds() {
 }
 
 #[test]
+fn the_last_token_of_a_reply_needs_no_draft() {
+    let request = request(&[1, 2, 3], 2);
+    let text = [request.prompt.clone(), solo(&request, false).ids()].concat();
+    for seed in 0..10 {
+        let drafter = Box::new(Liar::new(seed, vec![text.clone()]));
+        let clients = [Client { request: request.clone(), arrives: 0, leaves: None }];
+        let (_, bench) = run(Bench::new(model(false), EngineOptions::default(), Some(drafter)), &clients);
+        assert_eq!((bench.handle.status().drafted, bench.handle.status().rows), (0, 4));
+    }
+}
+
+#[test]
 fn running_replies_get_a_token_every_round_while_a_long_prompt_is_read() {
     let options = EngineOptions { rows_per_round: 4, parallel: 3, queue: 9 };
     let mut bench = Bench::new(model(false), options, None);

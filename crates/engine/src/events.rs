@@ -38,7 +38,7 @@ impl Events {
             return None;
         }
         let received = self.receiver.recv().ok();
-        self.hand_out(received)
+        Some(self.hand_out(received))
     }
 
     /// Waits for the next event, at most so long. For a terminal that must look at its keys in between.
@@ -47,9 +47,9 @@ impl Events {
             return Ok(None);
         }
         match self.receiver.recv_timeout(wait) {
-            Ok(event) => Ok(self.hand_out(Some(event))),
+            Ok(event) => Ok(Some(self.hand_out(Some(event)))),
             Err(flume::RecvTimeoutError::Timeout) => Err(Elapsed),
-            Err(flume::RecvTimeoutError::Disconnected) => Ok(self.hand_out(None)),
+            Err(flume::RecvTimeoutError::Disconnected) => Ok(Some(self.hand_out(None))),
         }
     }
 
@@ -59,14 +59,14 @@ impl Events {
             return None;
         }
         let received = self.receiver.recv_async().await.ok();
-        self.hand_out(received)
+        Some(self.hand_out(received))
     }
 
     /// An engine that went away without a word still ends every reply.
-    fn hand_out(&mut self, received: Option<Event>) -> Option<Event> {
+    fn hand_out(&mut self, received: Option<Event>) -> Event {
         let event = received.unwrap_or_else(|| Event::Failed(self.shared.ended().unwrap_or(Error::Stopped)));
         self.over = matches!(event, Event::Finished { .. } | Event::Failed(_));
-        Some(event)
+        event
     }
 }
 

@@ -60,12 +60,13 @@ const ATANH_SERIES: [f64; 10] = [
     1.0 / 3.0,
 ];
 
+/// The bits of sqrt(1/2). Counting exponents from it leaves a mantissa in [sqrt(1/2), sqrt(2)), where the series is short.
+const SQRT_HALF: u64 = 0x3fe6_a09e_667f_3bcd;
+
 /// Natural logarithm of a positive normal number.
 #[inline]
 pub(crate) fn ln(x: f64) -> f64 {
     debug_assert!(x.is_normal() && x > 0.0, "ln of {x}");
-    // Counting exponents from sqrt(1/2) leaves a mantissa in [sqrt(1/2), sqrt(2)), where the series is short.
-    const SQRT_HALF: u64 = 0x3fe6_a09e_667f_3bcd;
     let exponent = (x.to_bits().wrapping_sub(SQRT_HALF) as i64) >> 52;
     let mantissa = f64::from_bits(x.to_bits().wrapping_sub((exponent << 52) as u64));
     let distance = mantissa - 1.0;

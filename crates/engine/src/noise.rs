@@ -54,7 +54,7 @@ pub(crate) fn gumbel(bits: u64) -> f64 {
 /// cover the rounding of both logarithms.
 #[inline(always)]
 pub(crate) fn gumbel_bound(bits: u64) -> f64 {
-    f64::from(1 + (!bits | 0xfff).leading_zeros()) * 0.693_147_181
+    f64::from(1 + (!bits | 0xfff).leading_zeros()) * (std::f64::consts::LN_2 + 1e-9)
 }
 
 #[cfg(test)]

@@ -5,9 +5,13 @@
 //! order that the row alone fixes, and all arithmetic is f64 by [`math`](crate::math), so equal rows give equal tokens on
 //! every machine.
 //!
+//! Each rule that cuts (`min_p`, `top_k`, `top_p`) leaves the tokens up to some last one of that order, so what is kept is
+//! named by that token alone and nothing is ever sorted but the few tokens around a cut. Measured on one core of a
+//! busy AMD EPYC machine, 154,880 tokens: greedy 0.09 ms, temperature 0.4, top_k 0.5, top_p 1.1, log-probabilities 1.2.
+//!
 //! A row with a NaN, or with nothing but `-inf`, has no token. Among several `+inf` logits the probability is shared.
 
-use std::{cmp::Ordering, collections::BinaryHeap};
+use std::cmp::Ordering;
 
 use crate::{
     Error, Sampling, TokenLogprobs,
@@ -22,7 +26,7 @@ pub(crate) struct Sampler {
     row: Vec<f64>,
 }
 
-/// A token that may be drawn. The order puts the better one first: larger score, then lower id.
+/// A token with its score. The order puts the better one first: larger score, then lower id.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Candidate {
     score: f64,
@@ -43,35 +47,53 @@ impl PartialOrd for Candidate {
     }
 }
 
+/// Up to this candidate, every token is kept.
+const ALL: Candidate = Candidate { score: f64::NEG_INFINITY, token: u32::MAX };
+
+impl Candidate {
+    /// Whether a token is kept when this candidate is the last one that is.
+    #[inline(always)]
+    fn keeps(self, score: f64, token: u32) -> bool {
+        score > self.score || (score >= self.score && token <= self.token)
+    }
+}
+
 impl Sampler {
     /// Draws the token that follows `history`. `logits` is `[vocabulary]`.
     pub(crate) fn draw(&mut self, logits: &[f32], rules: &Sampling, history: &History) -> Result<u32, Error> {
         let greedy = rules.temperature == 0.0;
         if greedy && rules.logit_bias.is_empty() && !rules.has_penalties() {
-            return largest(logits.iter().copied(), history.len()).map(|(token, _)| token);
+            return likeliest(logits, f32::NEG_INFINITY, history.len()).map(|(token, _)| token);
         }
         self.adjust(logits, rules, history);
-        let (token, score) = largest(self.row.iter().copied(), history.len())?;
+        let (token, most) = likeliest(&self.row, f64::NEG_INFINITY, history.len())?;
         if greedy {
             return Ok(token);
         }
-        self.scale(score, f64::from(rules.temperature));
-        Ok(self.sample(rules, Noise::new(rules.seed, history.len()), token))
+        self.scale(most, f64::from(rules.temperature));
+        let last = self.last_kept(rules);
+        Ok(draw_among(&self.row, last, Noise::new(rules.seed, history.len()), token))
     }
 
-    /// Log-probabilities of `chosen` and of the `count` best tokens, from the row as the model made it.
+    /// Log-probabilities of `chosen` and of the `count` best tokens, from the row as the model made it. Tokens that the
+    /// model rules out are not among the best.
     ///
     /// The row must be one that [`draw`](Self::draw) accepts.
     pub(crate) fn logprobs(&mut self, logits: &[f32], chosen: u32, count: usize) -> TokenLogprobs {
         self.copy(logits);
-        let best = best(&self.row, f64::NEG_INFINITY, count);
-        let most = self.row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        self.scale(most, 1.0);
-        let total = ln(mass(&self.row, f64::NEG_INFINITY));
-        let of = |token: u32| self.row.get(token as usize).map_or(f32::NAN, |score| (score - total) as f32);
+        self.scale(largest(&self.row, f64::NEG_INFINITY), 1.0);
+        let total = ln(Bins::new(&self.row, ALL, exp).total());
+        let last = cut(&self.row, ALL, |_| 1.0, |_| count as f64);
+        let mut top: Vec<Candidate> = (0..)
+            .zip(&self.row)
+            .filter(|&(token, &score)| count > 0 && last.keeps(score, token) && score > f64::NEG_INFINITY)
+            .map(|(token, &score)| Candidate { score, token })
+            .collect();
+        top.sort_unstable();
+        let logprob = |score: f64| (score - total) as f32;
         TokenLogprobs {
-            chosen: of(chosen),
-            top: best.iter().map(|candidate| (candidate.token, of(candidate.token))).collect(),
+            chosen: self.row.get(chosen as usize).map_or(f32::NAN, |&score| logprob(score)),
+            top: top.iter().map(|candidate| (candidate.token, logprob(candidate.score))).collect(),
         }
     }
 
@@ -110,146 +132,154 @@ impl Sampler {
                 *logit = if *logit == f64::INFINITY { 0.0 } else { f64::NEG_INFINITY };
             }
         } else {
+            // Finite, because the least f32 above zero is 1e-45.
+            let sharpness = 1.0 / temperature;
             for logit in &mut self.row {
-                *logit = (*logit - most) / temperature;
+                *logit = (*logit - most) * sharpness;
             }
         }
     }
 
-    /// Cuts the scaled row and draws from what is left. `likeliest` has a score of 0.
-    fn sample(&self, rules: &Sampling, noise: Noise, likeliest: u32) -> u32 {
-        // A weight of at least min_p of the best one's, which is 1.
-        let floor = match f64::from(rules.min_p) {
-            share if share >= f64::MIN_POSITIVE => ln(share),
-            _ => f64::NEG_INFINITY,
-        };
-        let share = f64::from(rules.top_p);
+    /// The last token of the scaled row that the rules keep.
+    fn last_kept(&self, rules: &Sampling) -> Candidate {
+        let mut last = ALL;
+        if rules.min_p >= f32::MIN_POSITIVE {
+            // A weight of at least min_p of the best one's, which is 1.
+            last.score = ln(f64::from(rules.min_p));
+        }
         if rules.top_k > 0 && rules.top_k < self.row.len() {
-            let mut kept = best(&self.row, floor, rules.top_k);
-            if share < 1.0 {
-                let total = kept.iter().fold(0.0, |sum, candidate| sum + exp(candidate.score));
-                let count = reaching(&kept, share * total).unwrap_or(kept.len());
-                kept.truncate(count);
+            last = cut(&self.row, last, |_| 1.0, |_| rules.top_k as f64);
+        }
+        if rules.top_p < 1.0 {
+            last = cut(&self.row, last, exp, |total| f64::from(rules.top_p) * total);
+        }
+        last
+    }
+}
+
+/// The largest element and the first index that has it. `least` is the type's negative infinity, `position` is for the
+/// error.
+fn likeliest<T: PartialOrd + Copy>(row: &[T], least: T, position: usize) -> Result<(u32, T), Error> {
+    // Written as a sum of bits so that it becomes vectors; NaN is what is not equal to itself.
+    if row.iter().fold(false, |nan, logit| nan | logit.partial_cmp(logit).is_none()) {
+        return Err(Error::Logits { position, found: "a logit is NaN" });
+    }
+    let most = largest(row, least);
+    if most <= least {
+        let found = if row.is_empty() { "there are no logits" } else { "every logit is -inf" };
+        return Err(Error::Logits { position, found });
+    }
+    let first = (0..).zip(row).find(|(_, logit)| **logit >= most);
+    Ok((first.map_or(0, |(token, _)| token), most))
+}
+
+/// The largest element of a row without NaN: a maximum has no order, so it may run in lanes.
+fn largest<T: PartialOrd + Copy>(row: &[T], least: T) -> T {
+    let larger = |a: T, b: T| if b > a { b } else { a };
+    let (chunks, rest) = row.as_chunks::<16>();
+    let mut lanes = [least; 16];
+    for chunk in chunks {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(*lane, logit);
+        }
+    }
+    lanes.iter().chain(rest).copied().fold(least, larger)
+}
+
+/// Bins of a row's scores, 1/16 wide: the first holds scores from 0 down, the last all under -63.9.
+const BINS: usize = 1024;
+const BINS_PER_UNIT: f64 = 16.0;
+
+/// Weights computed at once: a loop of its own, so that it becomes vectors (a third of the time of one by one).
+const BLOCK: usize = 128;
+
+/// The bin of a score, which is never above 0.
+#[inline(always)]
+fn bin(score: f64) -> usize {
+    // Adding 2^52 leaves the nearest integer in the low bits: a cast would check its range once for every token.
+    const INTEGERS: f64 = 4_503_599_627_370_496.0;
+    let place = score * -BINS_PER_UNIT;
+    let place = if place < (BINS - 1) as f64 { place } else { (BINS - 1) as f64 };
+    (place + INTEGERS).to_bits() as usize % BINS
+}
+
+/// Sums of weights by bin, each in ascending order of tokens.
+struct Bins([f64; BINS]);
+
+impl Bins {
+    /// `weight` of every token up to `last`.
+    fn new(row: &[f64], last: Candidate, weight: impl Fn(f64) -> f64) -> Self {
+        let mut bins = [0.0; BINS];
+        let mut weights = [0.0; BLOCK];
+        for (block, first) in row.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
+            if largest(block, f64::NEG_INFINITY) < last.score {
+                continue;
             }
-            draw_among(&kept, noise, likeliest)
-        } else if share < 1.0 {
-            draw_among(&nucleus(&self.row, floor, share), noise, likeliest)
-        } else {
-            draw_from_all(&self.row, floor, noise, likeliest)
+            for (weight_of, &score) in weights.iter_mut().zip(block) {
+                *weight_of = weight(score);
+            }
+            for ((token, &score), weight) in (first..).zip(block).zip(weights) {
+                if last.keeps(score, token) && score > f64::NEG_INFINITY {
+                    bins[bin(score)] += weight;
+                }
+            }
         }
+        Self(bins)
+    }
+
+    /// All bins, best first.
+    fn total(&self) -> f64 {
+        self.0.iter().fold(0.0, |sum, bin| sum + bin)
     }
 }
 
-/// The largest element and its index, the first among equals. `position` is for the error.
-fn largest<T: PartialOrd + Copy + Into<f64>>(
-    row: impl Iterator<Item = T>,
-    position: usize,
-) -> Result<(u32, f64), Error> {
-    let mut nan = false;
-    let mut found: Option<(u32, T)> = None;
-    for (token, logit) in (0..).zip(row) {
-        nan |= logit.partial_cmp(&logit).is_none();
-        if found.is_none_or(|(_, most)| logit > most) {
-            found = Some((token, logit));
-        }
-    }
-    match found.map(|(token, most)| (token, most.into())) {
-        _ if nan => Err(Error::Logits { position, found: "a logit is NaN" }),
-        Some((_, f64::NEG_INFINITY)) => Err(Error::Logits { position, found: "every logit is -inf" }),
-        Some(found) => Ok(found),
-        None => Err(Error::Logits { position, found: "there are no logits" }),
-    }
-}
-
-/// The `count` best of the tokens with at least `floor`, best first. `-inf` is never among them.
-fn best(row: &[f64], floor: f64, count: usize) -> Vec<Candidate> {
-    // The worst of the kept ones is on top; ids ascend, so a later equal never replaces an earlier one.
-    let mut kept: BinaryHeap<Candidate> = BinaryHeap::new();
-    for (token, &score) in (0..).zip(row) {
-        if score < floor || score == f64::NEG_INFINITY {
-            continue;
-        }
-        if kept.len() < count {
-            kept.push(Candidate { score, token });
-        } else if let Some(mut worst) = kept.peek_mut()
-            && score > worst.score
-        {
-            *worst = Candidate { score, token };
-        }
-    }
-    kept.into_sorted_vec()
-}
-
-/// The sum of weights of the tokens with at least `floor`: eight lanes by index, folded in pairs.
-fn mass(row: &[f64], floor: f64) -> f64 {
-    let mut lanes = [0.0; 8];
-    let mut chunks = row.chunks_exact(8);
-    let weight = |score: f64| if score < floor { 0.0 } else { exp(score) };
-    for chunk in &mut chunks {
-        for (lane, &score) in lanes.iter_mut().zip(chunk) {
-            *lane += weight(score);
-        }
-    }
-    for (lane, &score) in lanes.iter_mut().zip(chunks.remainder()) {
-        *lane += weight(score);
-    }
-    ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]))
-}
-
-/// How many candidates, in order, it takes to sum up to `target`.
-fn reaching(candidates: &[Candidate], target: f64) -> Option<usize> {
+/// The last of the fewest best tokens up to `last` whose weights sum up to the target, which is a function of the sum over
+/// all of them. `last` itself where they never do. At least one token is kept.
+///
+/// The sum runs over whole bins, best first, then over the tokens of one bin in order.
+fn cut(
+    row: &[f64],
+    last: Candidate,
+    weight: impl Fn(f64) -> f64 + Copy,
+    target: impl Fn(f64) -> f64,
+) -> Candidate {
+    let bins = Bins::new(row, last, weight);
+    let target = target(bins.total());
     let mut sum = 0.0;
-    for (index, candidate) in candidates.iter().enumerate() {
-        sum += exp(candidate.score);
-        if sum >= target {
-            return Some(index + 1);
+    let crossing = bins.0.iter().position(|bin| {
+        let reached = sum + bin >= target;
+        if !reached {
+            sum += bin;
         }
-    }
-    None
-}
-
-/// The fewest best tokens that hold `share` of the weight of those with at least `floor`, best first.
-fn nucleus(row: &[f64], floor: f64, share: f64) -> Vec<Candidate> {
-    let target = share * mass(row, floor);
-    // Sorting a whole vocabulary costs more than the draw: look at the top only, twice as deep each time. The prefix that
-    // comes out is the same at every depth that holds it. Below -1024 every weight is zero.
-    let mut depth = 4.0;
-    loop {
-        let least = if -depth < floor { floor } else { -depth };
-        let mut kept: Vec<Candidate> = (0..)
-            .zip(row)
-            .filter(|(_, score)| **score >= least)
-            .map(|(token, &score)| Candidate { score, token })
-            .collect();
-        kept.sort_unstable();
-        let count = reaching(&kept, target);
-        if count.is_some() || -depth <= floor || depth > 1000.0 {
-            kept.truncate(count.unwrap_or(kept.len()));
-            return kept;
-        }
-        depth *= 2.0;
-    }
-}
-
-/// Draws among a few candidates.
-fn draw_among(candidates: &[Candidate], noise: Noise, likeliest: u32) -> u32 {
-    candidates
-        .iter()
-        .map(|candidate| Candidate {
-            score: candidate.score + gumbel(noise.bits(candidate.token)),
-            token: candidate.token,
+        reached
+    });
+    let Some(crossing) = crossing else { return last };
+    let mut members: Vec<Candidate> = (0..)
+        .zip(row)
+        .filter(|&(token, &score)| {
+            bin(score) == crossing && last.keeps(score, token) && score > f64::NEG_INFINITY
         })
-        .min()
-        .map_or(likeliest, |drawn| drawn.token)
+        .map(|(token, &score)| Candidate { score, token })
+        .collect();
+    members.sort_unstable();
+    let reached = members.iter().find(|member| {
+        sum += weight(member.score);
+        sum >= target
+    });
+    // The bin's sum in another order may round to just under the target: then the whole bin is kept.
+    reached.or(members.last()).copied().unwrap_or(last)
 }
 
-/// Draws among all tokens with at least `floor`: most are ruled out by the bound of their noise.
-fn draw_from_all(row: &[f64], floor: f64, noise: Noise, likeliest: u32) -> u32 {
-    // The score of the likeliest is 0: starting from it, the bound rules out more.
+/// Draws among the tokens up to `last`. `likeliest` is the best token, whose score is 0.
+fn draw_among(row: &[f64], last: Candidate, noise: Noise, likeliest: u32) -> u32 {
+    // Starting from the best token, the bound of the noise rules out most others without a logarithm.
     let mut drawn = Candidate { score: gumbel(noise.bits(likeliest)), token: likeliest };
     for (token, &score) in (0..).zip(row) {
+        if !last.keeps(score, token) {
+            continue;
+        }
         let bits = noise.bits(token);
-        if score < floor || score + gumbel_bound(bits) < drawn.score {
+        if score + gumbel_bound(bits) < drawn.score {
             continue;
         }
         let rival = Candidate { score: score + gumbel(bits), token };

@@ -10,7 +10,9 @@ fn rules(temperature: f32) -> Sampling {
 
 fn draw(logits: &[f32], rules: &Sampling, prompt: &[u32], reply: &[u32]) -> Result<u32, Error> {
     let mut history = History::new(prompt.to_vec(), rules.has_penalties());
-    reply.iter().for_each(|&token| history.push(token));
+    for &token in reply {
+        history.push(token);
+    }
     Sampler::default().draw(logits, rules, &history)
 }
 
@@ -196,10 +198,9 @@ fn infinite_logits_share_the_probability() {
         assert!(excess(&counts, &[0.0, 0.5, 0.0, 0.5, 0.0]) < 4.0, "{counts:?}");
     }
     let logprobs = Sampler::default().logprobs(&row, 2, 5);
-    assert_eq!(logprobs.chosen, f32::NEG_INFINITY);
+    assert!(logprobs.chosen.is_infinite() && logprobs.chosen < 0.0);
     let half = 0.5_f32.ln();
-    assert_eq!(logprobs.top[..2], [(1, half), (3, half)]);
-    assert_eq!(logprobs.top[2], (2, f32::NEG_INFINITY));
+    assert_eq!(logprobs.top, [(1, half), (3, half)], "what the model rules out is no alternative");
 }
 
 #[test]
@@ -210,7 +211,7 @@ fn any_finite_rule_draws_a_token_of_any_finite_row() {
         for temperature in extremes {
             for repetition_penalty in extremes {
                 for (top_p, min_p, top_k) in [(1.0, 0.0, 0), (0.0, 0.0, 0), (1.0, 1.0, 0), (0.5, 1e-45, 2)] {
-                    let rules = Sampling { repetition_penalty, top_p, min_p, top_k, ..rules(temperature) };
+                    let rules = Sampling { top_p, top_k, min_p, repetition_penalty, ..rules(temperature) };
                     rules.validate(4).unwrap();
                     assert!(draw(&row, &rules, &[0, 1], &[3]).unwrap() < 4);
                 }
@@ -287,29 +288,33 @@ proptest! {
         let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let mut all: Vec<Candidate> = (0..).zip(&row)
             .map(|(token, logit)| Candidate {
-                score: (f64::from(*logit) - f64::from(most)) / f64::from(rules.temperature),
+                score: (f64::from(*logit) - f64::from(most)) * (1.0 / f64::from(rules.temperature)),
                 token,
             })
             .collect();
         let floor = if rules.min_p > 0.0 { ln(f64::from(rules.min_p)) } else { f64::NEG_INFINITY };
         all.retain(|candidate| candidate.score >= floor && candidate.score > f64::NEG_INFINITY);
-        let by_id: Vec<f64> = (0..row.len() as u32)
-            .map(|token| all.iter().find(|c| c.token == token).map_or(f64::NEG_INFINITY, |c| c.score)).collect();
         all.sort();
-        let top_k = rules.top_k > 0 && rules.top_k < row.len();
-        if top_k {
+        if rules.top_k > 0 {
             all.truncate(rules.top_k);
         }
-        if rules.top_p < 1.0 {
-            let total = if top_k { all.iter().fold(0.0, |sum, c| sum + exp(c.score)) } else { mass(&by_id, f64::NEG_INFINITY) };
-            let count = reaching(&all, f64::from(rules.top_p) * total).unwrap_or(all.len());
-            all.truncate(count);
-        }
         let noise = Noise::new(rules.seed, length);
-        let expected = all.iter()
-            .map(|c| Candidate { score: c.score + gumbel(noise.bits(c.token)), token: c.token })
-            .min().unwrap().token;
-        prop_assert_eq!(draw(&row, &rules, &vec![0; length], &[]).unwrap(), expected);
+        let total = all.iter().fold(0.0, |sum, candidate| sum + exp(candidate.score));
+        // Where a sum meets the target to its last digits, another order of the sum may cut one token sooner or later.
+        let expected = [1.0 - 1e-12, 1.0 + 1e-12].map(|tolerance| {
+            let mut sum = 0.0;
+            let target = f64::from(rules.top_p) * total * tolerance;
+            let reached = all.iter().position(|candidate| {
+                sum += exp(candidate.score);
+                sum >= target
+            });
+            let count = if rules.top_p < 1.0 { reached.map_or(all.len(), |index| index + 1) } else { all.len() };
+            all[..count].iter()
+                .map(|c| Candidate { score: c.score + gumbel(noise.bits(c.token)), token: c.token })
+                .min().unwrap().token
+        });
+        let drawn = draw(&row, &rules, &vec![0; length], &[]).unwrap();
+        prop_assert!(expected.contains(&drawn), "drawn {}, expected {:?}", drawn, expected);
     }
 
     #[test]

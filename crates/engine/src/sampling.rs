@@ -80,6 +80,7 @@ impl Sampling {
     }
 
     /// Whether any rule but the bias changes logits by what the sequence holds.
+    #[expect(clippy::float_cmp, reason = "exactly 1 is the value that is off")]
     pub(crate) fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
@@ -104,14 +105,16 @@ fn within(field: &'static str, value: f32, least: f32, most: f32) -> Result<(), 
 mod tests {
     use super::*;
 
+    type Change = fn(&mut Sampling);
+
     #[test]
     fn every_refusal_names_field_and_value() {
-        let with = |change: fn(&mut Sampling)| {
+        let with = |change: Change| {
             let mut sampling = Sampling::greedy();
             change(&mut sampling);
             sampling.validate(10).unwrap_err().to_string()
         };
-        let expectations: [(fn(&mut Sampling), &str, &str); 14] = [
+        let expectations: [(Change, &str, &str); 14] = [
             (|s| s.temperature = -1.0, "temperature", "-1"),
             (|s| s.temperature = f32::NAN, "temperature", "NaN"),
             (|s| s.temperature = f32::INFINITY, "temperature", "inf"),

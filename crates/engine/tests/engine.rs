@@ -22,14 +22,15 @@ fn request(prompt: &[u32], max_tokens: usize) -> Request {
     }
 }
 
+/// The reply's tokens, and the event that ends it.
 fn tokens(events: &mut Events) -> (Vec<u32>, Event) {
     let mut tokens = Vec::new();
     loop {
-        match events.recv() {
-            Some(Event::Started { .. }) => {}
-            Some(Event::Token(token)) => tokens.push(token.id),
-            Some(end) => return (tokens, end),
-            None => panic!("the events ended without an end"),
+        let event = events.recv().unwrap_or(Event::Started { prompt_tokens: usize::MAX });
+        match event {
+            Event::Started { prompt_tokens } => assert!(prompt_tokens < usize::MAX, "the events have no end"),
+            Event::Token(token) => tokens.push(token.id),
+            end => return (tokens, end),
         }
     }
 }

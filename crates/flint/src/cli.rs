@@ -1,0 +1,7 @@
+//! One file for each command.
+
+pub(crate) mod bench;
+pub(crate) mod chat;
+pub(crate) mod generate;
+pub(crate) mod plan;
+pub(crate) mod serve;

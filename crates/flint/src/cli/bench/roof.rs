@@ -1,0 +1,115 @@
+//! Bytes and operations that a forward asks for, from the load plan.
+
+use flint_cpu::limits::MachineLimits;
+use flint_cpu::{Arithmetic, Options};
+use flint_weights::{Group, LoadPlan};
+
+/// What rows cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Roof {
+    /// Weight bytes that one row reads.
+    row_bytes: f64,
+    /// Bytes of one routed expert, all sparse layers together.
+    expert_bytes: f64,
+    experts: f64,
+    experts_per_row: f64,
+    /// Recurrent state of a sequence: read and written at every step.
+    state_bytes: f64,
+    /// Weights that a row multiplies, the head included.
+    row_values: f64,
+    head_values: f64,
+}
+
+impl Roof {
+    /// The costs of a plan's model.
+    pub(super) fn new(plan: &LoadPlan) -> Self {
+        let group = |wanted: Group| plan.groups.iter().find(|group| group.group == wanted);
+        let experts = plan.model.experts.max(1) as f64;
+        Self {
+            row_bytes: plan.weight_bytes_per_token as f64,
+            expert_bytes: group(Group::Experts).map_or(0.0, |group| group.resident_bytes as f64) / experts,
+            experts,
+            experts_per_row: plan.model.experts_per_token as f64,
+            state_bytes: 2.0 * plan.state.kda_state as f64,
+            row_values: plan.model.active_parameters as f64,
+            head_values: group(Group::Head).map_or(0.0, |group| group.values as f64),
+        }
+    }
+
+    /// Bytes that a forward of one row for each of `batch` sequences reads: all shared weights once, the experts that
+    /// independent picks would touch, and each sequence's recurrent state in and out.
+    pub(super) fn decode_bytes(&self, batch: usize) -> f64 {
+        self.weight_bytes(batch) + batch as f64 * self.state_bytes
+    }
+
+    /// Bytes that a prompt of `tokens` tokens reads in parts of `rows` rows: weights once a part, the state likewise.
+    pub(super) fn prefill_bytes(&self, tokens: usize, rows: usize) -> f64 {
+        let (parts, rest) = (tokens / rows, tokens % rows);
+        let part = |rows: usize| self.weight_bytes(rows) + self.state_bytes;
+        parts as f64 * part(rows) + if rest > 0 { part(rest) } else { 0.0 }
+    }
+
+    fn weight_bytes(&self, rows: usize) -> f64 {
+        let missed = (1.0 - self.experts_per_row / self.experts).powf(rows as f64);
+        let distinct = self.experts * (1.0 - missed);
+        self.row_bytes + (distinct - self.experts_per_row) * self.expert_bytes
+    }
+
+    /// Operations of a forward of one row for each of `batch` sequences: a multiply and an add for each weight.
+    pub(super) fn decode_operations(&self, batch: usize) -> f64 {
+        2.0 * self.row_values * batch as f64
+    }
+
+    /// Operations of a prompt's rows; the head is computed for the last row alone.
+    pub(super) fn prefill_operations(&self, tokens: usize) -> f64 {
+        2.0 * ((self.row_values - self.head_values) * tokens as f64 + self.head_values)
+    }
+}
+
+/// The multiply-add rate that the products' arithmetic could reach.
+pub(super) fn peak(limits: &MachineLimits, device: Options) -> f64 {
+    match device.arithmetic {
+        Arithmetic::Lanes => limits.fma_per_second,
+        Arithmetic::Dot => limits.dot_per_second.unwrap_or(limits.fma_per_second),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn roof() -> Roof {
+        Roof {
+            row_bytes: 100.0,
+            expert_bytes: 2.0,
+            experts: 8.0,
+            experts_per_row: 2.0,
+            state_bytes: 5.0,
+            row_values: 1000.0,
+            head_values: 400.0,
+        }
+    }
+
+    #[test]
+    fn more_rows_share_the_weights_but_not_all_experts_and_no_state() {
+        assert!((roof().decode_bytes(1) - 105.0).abs() < 1e-9);
+        // Two rows touch 8·(1 − 0.75²) = 3.5 experts.
+        assert!((roof().decode_bytes(2) - (100.0 + 1.5 * 2.0 + 10.0)).abs() < 1e-9);
+        // Many rows touch all eight.
+        assert!((roof().decode_bytes(1000) - (100.0 + 6.0 * 2.0 + 5000.0)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_prompt_reads_the_weights_once_a_part() {
+        let whole = roof().weight_bytes(8) + 5.0;
+        let rest = roof().weight_bytes(3) + 5.0;
+        assert!((roof().prefill_bytes(19, 8) - (2.0 * whole + rest)).abs() < 1e-9);
+        assert!((roof().prefill_bytes(16, 8) - 2.0 * whole).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_prompts_head_is_counted_once() {
+        assert!((roof().prefill_operations(10) - 2.0 * (600.0 * 10.0 + 400.0)).abs() < 1e-9);
+        assert!((roof().decode_operations(3) - 6000.0).abs() < 1e-9);
+    }
+}

@@ -98,6 +98,12 @@ pub trait Backend: Ops + Send + 'static {
     /// The arithmetic's name. Two runs with equal names and equal weights give equal bits.
     fn arithmetic(&self) -> String;
 
+    /// Type to which products round their inputs, [`Precision::Full`] ones and those with fp16 or fp32 numbers aside.
+    /// Part of the arithmetic.
+    fn product_element(&self) -> Element {
+        Element::F32
+    }
+
     /// Element type in which latents and pooled keys are cached. Part of the arithmetic.
     fn cache_element(&self) -> Element;
 

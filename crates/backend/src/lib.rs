@@ -11,6 +11,7 @@
 //! * **Place**: where bytes live changes no arithmetic.
 
 mod backend;
+pub mod law;
 pub mod ops;
 pub mod wrap;
 

@@ -451,7 +451,7 @@ pub trait Intercept {
 }
 
 macro_rules! ops {
-    ($( $name:ident $args:ident<$($part:ident),*> )*) => {
+    ($( $name:ident $args:ident<$($part:ident),*> => $file:ident; )*) => {
         /// The operations. One method for each entry of the table; arguments are documented on their types.
         pub trait Ops {
             /// A handle of device memory.
@@ -488,6 +488,11 @@ macro_rules! ops {
         /// Names of all operations, in the table's order.
         pub const NAMES: &[&str] = &[$( stringify!($name) ),*];
 
+        /// How each operation is checked by the conformance suite: by the function of its name in a file of `law`.
+        pub(crate) fn checks<B: crate::Backend>() -> Vec<(&'static str, crate::law::Check<B>)> {
+            vec![$( (stringify!($name), crate::law::$file::$name::<B>) ),*]
+        }
+
         impl<T: Intercept> Ops for T {
             type Buffer = T::Buffer;
             type Matrix = T::Matrix;
@@ -501,25 +506,25 @@ macro_rules! ops {
 }
 
 ops! {
-    embed Embed<Buffer, Matrix>
-    gather_rows GatherRows<Buffer>
-    spread_streams SpreadStreams<Buffer>
-    mean_streams MeanStreams<Buffer>
-    hc_pre HcPre<Buffer, Matrix>
-    hc_post HcPost<Buffer>
-    rms_norm RmsNorm<Buffer>
-    layer_norm LayerNorm<Buffer>
-    linear Linear<Buffer, Matrix>
-    head_linear HeadLinear<Buffer, Matrix>
-    expert_linear ExpertLinear<Buffer, Matrix>
-    swiglu SwiGlu<Buffer>
-    route Route<Buffer>
-    combine Combine<Buffer>
-    kda_conv KdaConv<Buffer>
-    kda_prepare KdaPrepare<Buffer>
-    kda_scan KdaScan<Buffer>
-    gated_norm GatedNorm<Buffer>
-    dsa_append DsaAppend<Buffer>
-    select_pools SelectPools<Buffer>
-    attend Attend<Buffer>
+    embed Embed<Buffer, Matrix> => products;
+    gather_rows GatherRows<Buffer> => streams;
+    spread_streams SpreadStreams<Buffer> => streams;
+    mean_streams MeanStreams<Buffer> => streams;
+    hc_pre HcPre<Buffer, Matrix> => streams;
+    hc_post HcPost<Buffer> => streams;
+    rms_norm RmsNorm<Buffer> => norms;
+    layer_norm LayerNorm<Buffer> => norms;
+    linear Linear<Buffer, Matrix> => products;
+    head_linear HeadLinear<Buffer, Matrix> => products;
+    expert_linear ExpertLinear<Buffer, Matrix> => products;
+    swiglu SwiGlu<Buffer> => feed;
+    route Route<Buffer> => feed;
+    combine Combine<Buffer> => feed;
+    kda_conv KdaConv<Buffer> => recurrent;
+    kda_prepare KdaPrepare<Buffer> => norms;
+    kda_scan KdaScan<Buffer> => recurrent;
+    gated_norm GatedNorm<Buffer> => norms;
+    dsa_append DsaAppend<Buffer> => attention;
+    select_pools SelectPools<Buffer> => attention;
+    attend Attend<Buffer> => attention;
 }

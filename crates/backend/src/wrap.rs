@@ -60,6 +60,10 @@ impl<B: Backend> Backend for Recorder<B> {
         self.inner.arithmetic()
     }
 
+    fn product_element(&self) -> Element {
+        self.inner.product_element()
+    }
+
     fn cache_element(&self) -> Element {
         self.inner.cache_element()
     }
@@ -137,6 +141,10 @@ impl<B: Backend, F: FnMut(&mut B, OpOf<B>) -> Result<()> + Send + 'static> Inter
 impl<B: Backend, F: FnMut(&mut B, OpOf<B>) -> Result<()> + Send + 'static> Backend for Hooked<B, F> {
     fn arithmetic(&self) -> String {
         self.inner.arithmetic()
+    }
+
+    fn product_element(&self) -> Element {
+        self.inner.product_element()
     }
 
     fn cache_element(&self) -> Element {

@@ -12,6 +12,7 @@
 
 mod buffer;
 mod lanes;
+pub mod limits;
 mod maths;
 mod op;
 mod pool;
@@ -151,6 +152,10 @@ impl Backend for Cpu {
             Arithmetic::Lanes => "cpu-lanes-1".into(),
             Arithmetic::Dot => "cpu-bf16dot-1".into(),
         }
+    }
+
+    fn product_element(&self) -> Element {
+        self.cache_element()
     }
 
     fn cache_element(&self) -> Element {

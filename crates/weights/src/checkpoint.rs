@@ -190,7 +190,7 @@ impl Checkpoint {
         for shard in &self.shards.files {
             add(shard.name.as_bytes());
             add(&(shard.bytes.len() as u64).to_le_bytes());
-            add(&shard.header);
+            add(shard.header.as_bytes());
         }
         for members in &self.stored {
             if let Some(bytes) = members.get(members.len() / 2).and_then(|stored| self.bytes(stored.weight)) {

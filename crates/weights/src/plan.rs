@@ -247,7 +247,7 @@ impl LoadPlan {
         Some(text)
     }
 
-    /// The plan as text of at most `width` columns (at least 60).
+    /// The plan as text of at most `width` columns (at least 80).
     pub fn render(&self, width: usize) -> String {
         render::render(self, width)
     }

@@ -1,10 +1,11 @@
 //! The files of a checkpoint that hold tensors: the index, the shards, and that they fit each other.
 
-use std::collections::{BTreeSet, HashMap};
+use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::safetensors::{Header, Name, TensorInfo};
 use crate::source::Source;
@@ -22,8 +23,8 @@ pub(crate) struct Shard {
     pub(crate) name: String,
     /// The whole file, mapped where it is on disk.
     pub(crate) bytes: HostBytes,
-    /// Its header's JSON, byte for byte.
-    pub(crate) header: Vec<u8>,
+    /// Hash of its header's JSON.
+    pub(crate) header: blake3::Hash,
 }
 
 /// A tensor and its shard.
@@ -48,10 +49,12 @@ impl Shards {
     /// Opens every shard and checks every header; no tensor data is read.
     pub(crate) fn open(source: &Source) -> Result<Self> {
         let Some(index) = source.read(INDEX)? else { return Self::open_single(source) };
-        let weight_map = parse_index(index.as_slice())?;
-        let names = shard_names(&weight_map)?;
-        let there: BTreeSet<String> = source.files()?.into_iter().collect();
-        let missing: Vec<String> =
+        let map = parse_index(index.as_slice())?;
+        check_names(&map.files)?;
+        let there: HashSet<String> = source.files()?.into_iter().collect();
+        let mut names: Vec<&str> = map.files.iter().map(AsRef::as_ref).collect();
+        names.sort_unstable();
+        let missing: Vec<_> =
             names.iter().filter(|name| !there.contains(**name)).map(|name| (*name).to_owned()).collect();
         if !missing.is_empty() {
             return Err(Error::MissingFiles { index: INDEX.to_owned(), files: missing });
@@ -60,7 +63,7 @@ impl Shards {
         for name in names {
             shards.add(source, name)?;
         }
-        shards.check_index(&weight_map)?;
+        shards.check_index(&map)?;
         Ok(shards)
     }
 
@@ -84,12 +87,12 @@ impl Shards {
         }
         let shard = self.files.len();
         self.tensors.extend(header.tensors.into_iter().map(|info| Tensor { info, shard }));
-        self.files.push(Shard { name: name.to_owned(), bytes, header: header.json });
+        self.files.push(Shard { name: name.to_owned(), bytes, header: blake3::hash(&header.json) });
         Ok(())
     }
 
     /// Checks that each tensor is in the shard that the index names, and in no other.
-    fn check_index(&self, weight_map: &HashMap<String, String>) -> Result<()> {
+    fn check_index(&self, map: &WeightMap<'_>) -> Result<()> {
         let wrong = |what: String| Err(Error::Index { index: INDEX.to_owned(), what });
         let mut found: HashMap<&str, &str> = HashMap::with_capacity(self.tensors.len());
         for tensor in &self.tensors {
@@ -97,26 +100,27 @@ impl Shards {
             if let Some(other) = found.insert(name, file) {
                 return wrong(format!("{name} is in {other} and in {file}"));
             }
-            match weight_map.get(name) {
-                Some(promised) if promised == file => {}
-                Some(promised) => return wrong(format!("{name} should be in {promised}, but is in {file}")),
-                None => return wrong(format!("{file} holds {name}, which the index does not name")),
+        }
+        for (name, file) in &map.tensors {
+            let promised = map.files[*file].as_ref();
+            match found.remove(name.as_ref()) {
+                Some(actual) if promised == actual => {}
+                Some(actual) => return wrong(format!("{name} should be in {promised}, but is in {actual}")),
+                None => return wrong(format!("{name} should be in {promised}, which does not have it")),
             }
         }
-        let lacking = weight_map.iter().filter(|(name, _)| !found.contains_key(name.as_str())).min();
-        match lacking {
+        match found.into_iter().min() {
             None => Ok(()),
-            Some((name, file)) => wrong(format!("{name} should be in {file}, which does not have it")),
+            Some((name, file)) => wrong(format!("{file} holds {name}, which the index does not name")),
         }
     }
 }
 
-/// The files of an index, in ascending order; names that leave the folder are refused.
-fn shard_names(weight_map: &HashMap<String, String>) -> Result<BTreeSet<&str>> {
-    let names: BTreeSet<&str> = weight_map.values().map(String::as_str).collect();
+/// Refuses shard names that leave the folder.
+fn check_names(names: &[Cow<'_, str>]) -> Result<()> {
     match names.iter().find(|name| name.is_empty() || name.contains(['/', '\\', '\0']) || name.contains(".."))
     {
-        None => Ok(names),
+        None => Ok(()),
         Some(name) => Err(Error::Index {
             index: INDEX.to_owned(),
             what: format!("shard name {name:?} is no plain file name, so Flint does not follow it"),
@@ -146,42 +150,55 @@ fn no_weights(source: &Source) -> Result<Error> {
     Ok(Error::NoCheckpoint { place: source.label(), found, remedy })
 }
 
-fn parse_index(json: &[u8]) -> Result<HashMap<String, String>> {
-    let index: Index = serde_json::from_slice(json)
+fn parse_index(json: &[u8]) -> Result<WeightMap<'_>> {
+    let index: Index<'_> = serde_json::from_slice(json)
         .map_err(|error| Error::Malformed { file: INDEX.to_owned(), what: error.to_string() })?;
-    Ok(index.weight_map.0)
+    let mut names = HashSet::with_capacity(index.weight_map.tensors.len());
+    match index.weight_map.tensors.iter().find(|(name, _)| !names.insert(name.as_ref())) {
+        Some((name, _)) => {
+            let what = format!("{name} occurs twice in weight_map");
+            Err(Error::Malformed { file: INDEX.to_owned(), what })
+        }
+        None => Ok(index.weight_map),
+    }
 }
 
 /// The index file.
 #[derive(Deserialize)]
-struct Index {
-    weight_map: WeightMap,
+struct Index<'a> {
+    #[serde(borrow)]
+    weight_map: WeightMap<'a>,
     #[serde(default, rename = "metadata")]
     _metadata: IgnoredAny,
 }
 
-/// Tensor name to shard; a name that occurs twice is refused.
-struct WeightMap(HashMap<String, String>);
+/// Each tensor's name with the number of its shard.
+struct WeightMap<'a> {
+    tensors: Vec<(Cow<'a, str>, usize)>,
+    files: Vec<Cow<'a, str>>,
+}
 
-impl<'de> Deserialize<'de> for WeightMap {
+impl<'de: 'a, 'a> Deserialize<'de> for WeightMap<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         struct Reader;
         impl<'de> Visitor<'de> for Reader {
-            type Value = WeightMap;
+            type Value = WeightMap<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object from tensor names to shard names")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<WeightMap, A::Error> {
-                let mut names = HashMap::new();
-                while let Some(Name(name)) = map.next_key::<Name<'de>>()? {
-                    let file = map.next_value()?;
-                    if let Some(_other) = names.insert(name.to_string(), file) {
-                        return Err(A::Error::custom(format!("{name} occurs twice in weight_map")));
-                    }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
+                let mut index = WeightMap { tensors: Vec::new(), files: Vec::new() };
+                let mut numbers: HashMap<Cow<'de, str>, usize> = HashMap::new();
+                while let Some((Name(name), Name(file))) = map.next_entry::<Name<'de>, Name<'de>>()? {
+                    let number = *numbers.entry(file.clone()).or_insert_with(|| {
+                        index.files.push(file);
+                        index.files.len() - 1
+                    });
+                    index.tensors.push((name, number));
                 }
-                Ok(WeightMap(names))
+                Ok(index)
             }
         }
         deserializer.deserialize_map(Reader)

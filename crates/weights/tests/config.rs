@@ -1,5 +1,7 @@
 //! `config.json`: aliases meet, contradictions and unknown values are refused by name.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may end them")]
+
 mod support;
 
 use flint_weights::ModelConfig;

@@ -1,5 +1,7 @@
 //! The encodings against mlx and torch: fixtures in `fixtures/`, made by those libraries.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may end them")]
+
 mod support;
 
 use std::collections::HashMap;

@@ -1,5 +1,7 @@
 //! Two layouts of one model are the same model.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may end them")]
+
 mod support;
 
 use flint_weights::matrix::e4m3;

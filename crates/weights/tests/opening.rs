@@ -1,5 +1,7 @@
 //! Opening of real checkpoints: the embedded model, and two random models that mlx-vlm wrote.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may end them")]
+
 mod support;
 
 use std::path::PathBuf;

@@ -40,16 +40,17 @@ fn head_norm(path: &str) -> &str {
     }
 }
 
+/// Split convolutions, and the release's names.
+const CONVOLUTIONS: &[(&str, &str)] =
+    &[("q_conv.conv", "q_conv1d"), ("k_conv.conv", "k_conv1d"), ("v_conv.conv", "v_conv1d")];
+
 /// Names of single modules.
 pub(crate) fn rename(path: String) -> String {
     if let Some(renamed) = replace_component(&path, "switch_mlp", "experts") {
         return renamed;
     }
-    for side in ["q", "k", "v"] {
-        let renamed = replace_component(&path, &format!("{side}_conv.conv"), &format!("{side}_conv1d"));
-        if let Some(renamed) = renamed {
-            return renamed;
-        }
+    if !path.contains("_conv.") {
+        return path;
     }
-    path
+    CONVOLUTIONS.iter().find_map(|(split, flat)| replace_component(&path, split, flat)).unwrap_or(path)
 }

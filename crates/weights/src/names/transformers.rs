@@ -9,16 +9,23 @@ use crate::names::{Fusion, replace_component};
 pub(crate) const FUSIONS: &[Fusion] =
     &[Fusion { name: "conv1d", members: &["q_conv1d", "k_conv1d", "v_conv1d"] }];
 
+/// Nested names of the hyper-connections, and the release's.
+const HYPER_CONNECTIONS: &[(&str, &str)] = &[
+    ("attn_hc.fn", "hc_attn_fn"),
+    ("attn_hc.base", "hc_attn_base"),
+    ("attn_hc.scale", "hc_attn_scale"),
+    ("ffn_hc.fn", "hc_ffn_fn"),
+    ("ffn_hc.base", "hc_ffn_base"),
+    ("ffn_hc.scale", "hc_ffn_scale"),
+];
+
 /// Unnests the forget gate and renames the hyper-connections.
 pub(crate) fn rename(path: String) -> String {
-    let path = replace_component(&path, "forget_gate", "").unwrap_or(path);
-    for (nested, flat) in [("attn_hc", "hc_attn"), ("ffn_hc", "hc_ffn")] {
-        for array in ["fn", "base", "scale"] {
-            let renamed = replace_component(&path, &format!("{nested}.{array}"), &format!("{flat}_{array}"));
-            if let Some(renamed) = renamed {
-                return renamed;
-            }
-        }
+    if let Some(unnested) = replace_component(&path, "forget_gate", "") {
+        return unnested;
     }
-    path
+    if !path.contains("_hc.") {
+        return path;
+    }
+    HYPER_CONNECTIONS.iter().find_map(|(nested, flat)| replace_component(&path, nested, flat)).unwrap_or(path)
 }

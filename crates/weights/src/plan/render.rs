@@ -121,7 +121,7 @@ impl Columns {
 
 /// The whole plan.
 pub(super) fn render(plan: &LoadPlan, width: usize) -> String {
-    let width = width.max(60);
+    let width = width.max(80);
     let table = width.min(84);
     let mut text = String::new();
     wrap(&mut text, &plan.source, width, "");

@@ -186,19 +186,19 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn object(value: Value) -> Map<String, Value> {
+    fn object(value: &Value) -> Map<String, Value> {
         value.as_object().cloned().unwrap()
     }
 
     #[test]
     fn null_counts_as_absent() {
-        let body = object(json!({ "stream": null }));
+        let body = object(&json!({ "stream": null }));
         assert_eq!(Fields::new(&body, "").boolean("stream"), Ok(None));
     }
 
     #[test]
     fn a_field_of_another_type_is_refused_with_its_path_and_value() {
-        let body = object(json!({ "include_usage": "yes" }));
+        let body = object(&json!({ "include_usage": "yes" }));
         let error = Fields::new(&body, "stream_options.").boolean("include_usage").unwrap_err();
         let body = error.body();
         assert_eq!(body["error"]["param"], "stream_options.include_usage");
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_number_that_fp32_cannot_hold_is_refused() {
-        let body = object(json!({ "temperature": 1e300 }));
+        let body = object(&json!({ "temperature": 1e300 }));
         assert!(Fields::new(&body, "").number("temperature").is_err());
     }
 

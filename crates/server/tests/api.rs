@@ -1,5 +1,7 @@
 //! What clients send and what they get, byte by byte where it matters.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 mod support;
 
 use serde_json::{Value, json};

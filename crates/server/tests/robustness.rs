@@ -1,5 +1,7 @@
 //! Clients that leave, send nonsense, send too much or come in crowds.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 mod support;
 
 use std::io::{Read as _, Write as _};

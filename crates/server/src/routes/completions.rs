@@ -194,17 +194,17 @@ impl Frames for TextFrames {
 mod tests {
     use super::*;
 
-    fn read(prompt: Value) -> Result<Prompt, ApiError> {
+    fn read(prompt: &Value) -> Result<Prompt, ApiError> {
         let body = json!({ "prompt": prompt });
         read_prompt(Fields::new(body.as_object().unwrap(), ""))
     }
 
     #[test]
     fn a_prompt_is_a_text_or_tokens_alone_or_in_a_list_of_one() {
-        assert_eq!(read(json!("a")), Ok(Prompt::Text("a".into())));
-        assert_eq!(read(json!(["a"])), Ok(Prompt::Text("a".into())));
-        assert_eq!(read(json!([1, 2])), Ok(Prompt::Tokens(vec![1, 2])));
-        assert_eq!(read(json!([[1, 2]])), Ok(Prompt::Tokens(vec![1, 2])));
+        assert_eq!(read(&json!("a")), Ok(Prompt::Text("a".into())));
+        assert_eq!(read(&json!(["a"])), Ok(Prompt::Text("a".into())));
+        assert_eq!(read(&json!([1, 2])), Ok(Prompt::Tokens(vec![1, 2])));
+        assert_eq!(read(&json!([[1, 2]])), Ok(Prompt::Tokens(vec![1, 2])));
     }
 
     #[test]
@@ -212,7 +212,7 @@ mod tests {
         for prompt in
             [json!(null), json!([]), json!(5), json!(["a", "b"]), json!([1, "a"]), json!([-1]), json!([1.5])]
         {
-            assert!(read(prompt.clone()).is_err(), "{prompt}");
+            assert!(read(&prompt).is_err(), "{prompt}");
         }
     }
 }

@@ -1,6 +1,11 @@
 //! A real server on a loopback port, over a model without weights and flint-tiny's own tokenizer and template.
 
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests; each test file uses its part"
+)]
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -17,8 +17,6 @@ pub(crate) trait Engine {
     const WIDTH: usize;
     /// Steps of a block.
     const STEPS: usize;
-    /// Rows of the largest tile and its outputs: as many sums as registers hold beside the operands.
-    const TILE: (usize, usize);
 
     unsafe fn zero() -> Self::Sums;
     unsafe fn load(from: *const f32) -> Self::Sums;
@@ -38,7 +36,6 @@ impl Engine for Scalar {
     type Operand = [f32; 4];
     const WIDTH: usize = 4;
     const STEPS: usize = 16;
-    const TILE: (usize, usize) = (6, 4);
 
     #[inline(always)]
     unsafe fn zero() -> [f32; 4] {
@@ -91,7 +88,6 @@ pub(crate) mod x86 {
         type Operand = __m256;
         const WIDTH: usize = 8;
         const STEPS: usize = 16;
-        const TILE: (usize, usize) = (6, 2);
 
         #[inline(always)]
         unsafe fn zero() -> __m256 {
@@ -133,7 +129,6 @@ pub(crate) mod x86 {
         type Operand = __m512;
         const WIDTH: usize = 16;
         const STEPS: usize = 16;
-        const TILE: (usize, usize) = (6, 4);
 
         #[inline(always)]
         unsafe fn zero() -> __m512 {
@@ -175,7 +170,6 @@ pub(crate) mod x86 {
         type Operand = __m512i;
         const WIDTH: usize = 16;
         const STEPS: usize = 8;
-        const TILE: (usize, usize) = (6, 4);
 
         #[inline(always)]
         unsafe fn zero() -> __m512 {
@@ -224,7 +218,6 @@ pub(crate) mod arm {
         type Operand = float32x4_t;
         const WIDTH: usize = 4;
         const STEPS: usize = 16;
-        const TILE: (usize, usize) = (6, 4);
 
         #[inline(always)]
         unsafe fn zero() -> float32x4_t {

@@ -34,6 +34,8 @@ pub(crate) struct View {
     pub(crate) layout: Layout,
     /// Inputs of a group, for forms with biases.
     pub(crate) group: Option<usize>,
+    /// Rows (bit `rows - 1`) for which the parts have kernels that stream.
+    pub(crate) streams: u8,
 }
 
 /// A run of outputs of one form.
@@ -132,7 +134,10 @@ impl Member {
             // Codes that bf16 cannot hold keep fp32 products whatever the arithmetic.
             let unit = if exact_in_bf16(&part.form) { unit } else { Unit::Fma };
             let layout = Layout::of(unit, &part.form);
-            let view = View { layout, group: affine_group(&part.form) };
+            let mut view = View { layout, group: affine_group(&part.form), streams: 0 };
+            view.streams = (1..=8u8)
+                .filter(|rows| streams(&view, &part.form, *rows))
+                .fold(0, |all, rows| all | 1 << (rows - 1));
             let index = member.views.iter().position(|known| *known == view).unwrap_or_else(|| {
                 member.views.push(view);
                 member.views.len() - 1
@@ -150,6 +155,14 @@ impl Member {
         }
         Ok((outputs, inputs, member))
     }
+}
+
+/// Whether a kernel streams a form past `rows` rows.
+fn streams(view: &View, form: &Form, rows: u8) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return super::stream::kernel(view, form, usize::from(rows)).is_some();
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
 }
 
 fn affine_group(form: &Form) -> Option<usize> {
@@ -252,6 +265,19 @@ impl<'a> Scales<'a> {
     /// The biases of an output, in stored form.
     pub(crate) fn bias_row(&self, output: usize) -> Option<&'a [u8]> {
         self.biases.map(|biases| self.cut(biases, output))
+    }
+
+    /// Bytes from one output's scales to the next, inside [`outputs_in_step`](Self::outputs_in_step).
+    pub(crate) fn stride(&self) -> usize {
+        if self.rows_per_scale == 1 { self.per_row * self.kind.size() } else { 0 }
+    }
+
+    /// Outputs from `output` on whose scales are [`stride`](Self::stride) apart.
+    pub(crate) fn outputs_in_step(&self, output: usize) -> usize {
+        match self.rows_per_scale {
+            1 => usize::MAX,
+            rows => rows - (self.first_row + output) % rows,
+        }
     }
 
     fn cut(&self, all: &'a [u8], output: usize) -> &'a [u8] {

@@ -2,8 +2,8 @@
 //!
 //! `layout.rs` defines the order of every sum, and so the bits of every output. The rest is about speed:
 //! `matrix.rs` what an upload keeps, `input.rs` rows arranged once a call, `decode/` codes to operands, `engine.rs` and
-//! `tile.rs` the multiply-adds of each instruction set, `panel.rs` products with many rows, `run.rs` the tasks of a call,
-//! `embed.rs` table rows.
+//! `tile.rs` the multiply-adds of each instruction set, `stream.rs` those of few rows, `sums.rs` where a sum starts and ends,
+//! `outputs.rs` the work of a task, `run.rs` the tasks of a call, `embed.rs` table rows.
 
 mod decode;
 mod embed;
@@ -11,8 +11,11 @@ mod engine;
 mod input;
 mod layout;
 mod matrix;
-mod panel;
+mod outputs;
 mod run;
+#[cfg(target_arch = "x86_64")]
+mod stream;
+mod sums;
 mod tile;
 
 use flint_backend::{Error, Result, ops};

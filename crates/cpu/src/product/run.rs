@@ -5,9 +5,10 @@ use flint_backend::{Error, Result};
 use super::decode;
 use super::input::{self, Shape};
 use super::layout::Unit;
-use super::matrix::{Part, Stack};
-use super::panel::{PANEL, PANEL_ROWS, Panels};
-use super::tile::{self, TILE_ROWS, TileKernel};
+use super::matrix::{Part, Stack, View};
+use super::outputs::{Method, Outputs, PANEL, PANEL_ROWS};
+use super::sums::{LaneScales, SumKernels};
+use super::tile::{self, TILE_ROWS};
 use crate::{Cpu, Level};
 
 /// One row's way through a matrix. The caller of [`Run::multiply`] checked that both sides lie in their buffers, and
@@ -136,7 +137,7 @@ impl Run {
         for group in &mut self.groups {
             group.set = self.sets.len();
             for view in &stack.members[group.member].views {
-                let tile_rows = tile_rows(group.rows);
+                let tile_rows = tile_rows(view, group.rows);
                 let shape = Shape { view: *view, rows: group.rows, tile_rows, inputs: stack.inputs };
                 for first in (0..group.rows).step_by(ARRANGE_ROWS) {
                     let rows = ARRANGE_ROWS.min(group.rows - first);
@@ -189,14 +190,24 @@ impl Run {
     }
 }
 
-/// Rows of a tile when `rows` rows are cut into equal tiles.
-fn tile_rows(rows: usize) -> usize {
-    rows.div_ceil(rows.div_ceil(TILE_ROWS))
+/// Rows of a tile: all where a kernel streams them, else about equal tiles.
+fn tile_rows(view: &View, rows: usize) -> usize {
+    if streams(view, rows) { rows } else { rows.div_ceil(rows.div_ceil(TILE_ROWS)) }
 }
 
-/// The tile kernels of a unit at a level, and the outputs of their widest tile.
-fn kernels(unit: Unit, level: Level) -> (&'static [[TileKernel; 4]; TILE_ROWS], usize) {
-    match (unit, level) {
+fn streams(view: &View, rows: usize) -> bool {
+    (1..=8).contains(&rows) && view.streams >> (rows - 1) & 1 == 1
+}
+
+/// How a part meets the rows of a set at a level.
+fn method(part: &Part, shape: &Shape, level: Level) -> Method {
+    #[cfg(target_arch = "x86_64")]
+    if streams(&shape.view, shape.rows)
+        && let Some(kernel) = super::stream::kernel(&shape.view, &part.form, shape.rows)
+    {
+        return Method::Stream(kernel);
+    }
+    let (tiles, tile_outputs) = match (part.layout.unit, level) {
         #[cfg(target_arch = "x86_64")]
         (Unit::Dot, _) => (&tile::DOT, 4),
         #[cfg(target_arch = "x86_64")]
@@ -206,7 +217,8 @@ fn kernels(unit: Unit, level: Level) -> (&'static [[TileKernel; 4]; TILE_ROWS], 
         #[cfg(target_arch = "aarch64")]
         (Unit::Fma, Level::Neon) => (&tile::NEON, 4),
         _ => (&tile::SCALAR, 4),
-    }
+    };
+    Method::Panel { decoder: decode::decoder(level, part.layout, &part.form), tiles, tile_outputs }
 }
 
 impl Shared<'_> {
@@ -228,24 +240,24 @@ impl Shared<'_> {
         let group = self.run.groups[task.group];
         let part: &Part = &self.stack.members[group.member].parts[task.part];
         let set = self.run.sets[group.set + part.view];
-        let (kernels, tile_outputs) = kernels(part.layout.unit, self.level);
-        let panels = Panels {
+        // The dot product's CPU has AVX-512 whatever the level.
+        let level = if part.layout.unit == Unit::Dot { Level::Avx512 } else { self.level };
+        let scales = part.scales();
+        let work = Outputs {
             part,
-            decoder: decode::decoder(self.level, part.layout, &part.form),
-            kernels,
-            tile_outputs,
+            scales,
+            lanes: scales.map(|scales| LaneScales::new(part.layout, &scales)),
+            sums: SumKernels::of(level),
+            method: method(part, &set.shape, self.level),
             shape: set.shape,
             // SAFETY: the set lies in the memory.
             inputs: unsafe { self.memory.add(set.line * size_of::<Line>()) },
-        };
-        let mut write = |row: usize, output: usize, value: f32| {
-            let pair = self.run.pairs[group.first + row];
-            // SAFETY: the output lies in the pair's row (`multiply`); each is written by one task.
-            unsafe { pair.out.add(part.first_output + output).write(value) };
+            pairs: &self.run.pairs[group.first..group.first + group.rows],
         };
         let outputs = task.first_output..task.first_output + task.outputs;
         let tiles = task.first_tile..task.first_tile + task.tiles;
-        // SAFETY: the rows were arranged before; `Cpu::new` checked the level's and the arithmetic's instructions.
-        unsafe { panels.run(outputs, tiles, &mut write) };
+        // SAFETY: the rows were arranged before; the output lies in the pairs' rows (`multiply`), each is written by one
+        // task; `Cpu::new` checked the level's and the arithmetic's instructions.
+        unsafe { work.run(outputs, tiles) };
     }
 }

@@ -75,7 +75,7 @@ pub fn load<B: Backend>(tiny: Tiny, backend: B) -> Glm<B> {
     Glm::load(&tiny.checkpoint(), backend, sizes(), &mut |_, _| {}).unwrap()
 }
 
-/// A tiny model on the CPU with two threads.
+/// A tiny model on the CPU with one thread; `everywhere.rs` compares thread counts.
 pub fn model(tiny: Tiny, arithmetic: Arithmetic) -> Glm<Cpu> {
-    load(tiny, cpu(arithmetic, 2))
+    load(tiny, cpu(arithmetic, 1))
 }

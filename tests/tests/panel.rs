@@ -33,10 +33,9 @@ fn rows() -> Vec<Value> {
 
 fn request(row: &Value) -> ChatRequest {
     ChatRequest {
-        messages: row["messages"].as_array().unwrap().clone(),
         tools: row["tools"].as_array().cloned(),
         enable_thinking: row["enable_thinking"].as_bool(),
-        ..ChatRequest::default()
+        ..ChatRequest::new(row["messages"].as_array().unwrap().clone())
     }
 }
 

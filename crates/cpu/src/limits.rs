@@ -169,8 +169,8 @@ fn dot_products() -> f32 {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256, __m512, __m512bh, _mm256_cvtss_f32, _mm256_fmadd_ps, _mm256_set1_ps, _mm512_dpbf16_ps,
-        _mm512_fmadd_ps, _mm512_reduce_add_ps, _mm512_set1_epi16, _mm512_set1_ps,
+        __m256, __m512, __m512bh, __m512i, _mm256_cvtss_f32, _mm256_fmadd_ps, _mm256_set1_ps,
+        _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_reduce_add_ps, _mm512_set1_epi16, _mm512_set1_ps,
     };
     use std::hint::black_box;
 
@@ -216,8 +216,8 @@ mod x86 {
         // 1.0 and a number near 2^-22 as bf16.
         let (left, right) = (_mm512_set1_epi16(black_box(0x3f80)), _mm512_set1_epi16(black_box(0x3480)));
         // SAFETY: both types are 512 bits without invalid values.
-        let (left, right): (__m512bh, __m512bh) =
-            unsafe { (std::mem::transmute(left), std::mem::transmute(right)) };
+        let as_bf16 = |bits: __m512i| unsafe { std::mem::transmute::<__m512i, __m512bh>(bits) };
+        let (left, right) = (as_bf16(left), as_bf16(right));
         for _ in 0..STEPS {
             for chain in &mut chains {
                 *chain = _mm512_dpbf16_ps(*chain, left, right);

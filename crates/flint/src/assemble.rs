@@ -81,7 +81,9 @@ pub(crate) fn load(
     let options = GlmOptions { context, sequences: settings.parallel, rows: ROWS, drafts: 0 };
     let bar = progress_bar(&settings.name, terminal);
     let model = Glm::load(checkpoint, backend, options, &mut |done, all| {
-        bar.set_length(all);
+        if bar.length() != Some(all) {
+            bar.set_length(all);
+        }
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
@@ -93,8 +95,7 @@ fn progress_bar(name: &str, terminal: Terminal) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    let template =
-        "loading {msg} [{bar:32}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+    let template = "loading {msg} [{wide_bar}] {binary_bytes}/{binary_total_bytes} {eta}";
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("=> "));
     }

@@ -189,7 +189,7 @@ fn server(more: &[&str]) -> (Child, String) {
 
 fn post(address: &str, body: &Value) -> Value {
     let agent: ureq::Agent =
-        ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(60))).build().into();
+        ureq::Agent::config_builder().timeout_global(Some(Duration::from_mins(1))).build().into();
     let url = format!("http://{address}/v1/chat/completions");
     agent.post(url).send_json(body).unwrap().body_mut().read_json().unwrap()
 }

@@ -9,10 +9,11 @@ use crate::config::{ModelConfig, VisionConfig};
 use crate::encoding::dense::narrow;
 use crate::encoding::scheme::Scheme;
 use crate::encoding::{Encoding, Span, Stored};
-use crate::matrix::{Form, HostBytes, PlainType, QuantMatrix, e4m3};
+use crate::matrix::{FP8_BLOCK, Form, HostBytes, PlainType, QuantMatrix, e4m3};
 use crate::shards::Shards;
 use crate::source::Source;
 use crate::table::{Shape, Table};
+use crate::values::{first_nan_code, first_not_finite};
 use crate::{Error, Result};
 
 /// An open checkpoint.
@@ -111,7 +112,7 @@ impl Checkpoint {
                 let Form::Plain { kind, values } = &matrix.form else { return Err(no_such(name, "array")) };
                 let span = members[0].weight;
                 let first = members[0].cut.as_ref().map_or(0, |cut| cut.start * members[0].cols);
-                self.check_values(span, values.as_slice(), *kind, first, f32::is_finite, NOT_FINITE)?;
+                self.check_finite(span, values.as_slice(), *kind, first)?;
                 Ok((0..values.len() / kind.size()).map(|index| kind.read(values.as_slice(), index)).collect())
             }
             _ => Err(no_such(name, "array")),
@@ -148,9 +149,8 @@ impl Checkpoint {
         let narrowed = narrow(values.as_slice(), *from, kind).map_err(|(index, value)| {
             let stored = self.find(&matrix.name).map(|(_, members)| &members[0]);
             let first = stored.and_then(|stored| Some(stored.cut.as_ref()?.start * stored.cols)).unwrap_or(0);
-            let what = "cannot be held exactly by the narrower type that is needed; use a checkpoint that stores this tensor in fp32 where fp32 is kept, or one in the narrower type";
             match stored {
-                Some(stored) => self.value_error(stored.weight, first + index, value, what),
+                Some(stored) => self.value_error(stored.weight, first + index, value, TOO_WIDE),
                 None => no_such(name, "matrix"),
             }
         })?;
@@ -252,17 +252,16 @@ impl Checkpoint {
                 let first = first_row * (matrix.cols / group);
                 for (span, bytes) in [(stored.scales, scales), (stored.biases, biases)] {
                     let Some(span) = span else { continue };
-                    self.check_values(span, bytes.as_slice(), *kind, first, f32::is_finite, NOT_FINITE)?;
+                    self.check_finite(span, bytes.as_slice(), *kind, first)?;
                 }
                 Ok(())
             }
             Form::Fp8Block { codes, scales, .. } => {
                 if let Some(span) = stored.scales {
-                    let first = first_row / 128 * matrix.cols.div_ceil(128);
-                    let usable = |factor: f32| factor.is_finite() && factor > 0.0;
-                    self.check_values(span, scales.as_slice(), PlainType::F32, first, usable, NOT_POSITIVE)?;
+                    let first = first_row / FP8_BLOCK * matrix.cols.div_ceil(FP8_BLOCK);
+                    self.check_factors(span, scales.as_slice(), first)?;
                 }
-                match codes.as_slice().iter().position(|code| code & 0x7F == 0x7F) {
+                match first_nan_code(codes.as_slice()) {
                     None => Ok(()),
                     Some(at) => {
                         let value = e4m3(codes.as_slice()[at]);
@@ -273,20 +272,20 @@ impl Checkpoint {
         }
     }
 
-    /// Refuses the first number that is not `usable`. `first` is the index of the first number in its span.
-    fn check_values(
-        &self,
-        span: Span,
-        bytes: &[u8],
-        kind: PlainType,
-        first: usize,
-        usable: impl Fn(f32) -> bool,
-        what: &'static str,
-    ) -> Result<()> {
-        let count = bytes.len() / kind.size();
-        match (0..count).find(|index| !usable(kind.read(bytes, *index))) {
+    /// Refuses numbers that are not finite. `first` is the index of the first number in its span.
+    fn check_finite(&self, span: Span, bytes: &[u8], kind: PlainType, first: usize) -> Result<()> {
+        match first_not_finite(bytes, kind) {
             None => Ok(()),
-            Some(index) => Err(self.value_error(span, first + index, kind.read(bytes, index), what)),
+            Some(at) => Err(self.value_error(span, first + at, kind.read(bytes, at), NOT_FINITE)),
+        }
+    }
+
+    /// Refuses FP8 factors that are not finite and positive.
+    fn check_factors(&self, span: Span, bytes: &[u8], first: usize) -> Result<()> {
+        let factor = |at: usize| PlainType::F32.read(bytes, at);
+        match (0..bytes.len() / 4).find(|at| !(factor(*at).is_finite() && factor(*at) > 0.0)) {
+            None => Ok(()),
+            Some(at) => Err(self.value_error(span, first + at, factor(at), NOT_POSITIVE)),
         }
     }
 
@@ -306,6 +305,8 @@ impl Checkpoint {
 }
 
 const NOT_FINITE: &str = "is not a finite number; the file is damaged: download it again";
+const TOO_WIDE: &str = "cannot be held exactly by the narrower type that is needed here; use a checkpoint that stores this \
+                        tensor in that type";
 const NOT_POSITIVE: &str =
     "is no positive number, as an FP8 factor must be; the file is damaged: download it again";
 

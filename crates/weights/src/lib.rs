@@ -19,6 +19,7 @@ pub mod safetensors;
 mod shards;
 mod source;
 mod table;
+mod values;
 
 pub use checkpoint::Checkpoint;
 pub use config::ModelConfig;

@@ -112,6 +112,8 @@ fn an_unknown_value_of_a_known_key_is_refused() {
         ("num_key_value_heads", json!(1)),
         ("qk_nope_head_dim", json!(32)),
         ("model_type", json!("llama")),
+        ("dtype", json!("float8_e4m3fn")),
+        ("torch_dtype", json!("int8")),
         ("topk_group", json!(2)),
         ("n_group", json!(2)),
         ("num_experts_per_tok", json!(4)),
@@ -138,6 +140,11 @@ fn another_model_is_refused_by_its_type() {
             &["model_type", name, says_so],
         );
     }
+    let drafter = json!({"architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "dflash_config": {}});
+    says(
+        &ModelConfig::from_json(drafter.as_object().unwrap()).unwrap_err(),
+        &["DFlash2 drafter", "the model itself"],
+    );
     says(&ModelConfig::from_json(&serde_json::Map::new()).unwrap_err(), &["model_type is missing"]);
 }
 

@@ -110,6 +110,10 @@ fn check_model(top: &Keys<'_>) -> Result<()> {
             let found = format!("is {drafter:?}, a drafter without its model");
             Err(top.error("model_type", found, expected, "open the folder of the model itself"))
         }
+        Some(_) if top.has("dflash_config") => {
+            let found = "belongs to a DFlash2 drafter without its model".to_owned();
+            Err(top.error("model_type", found, expected, "open the folder of the model itself"))
+        }
         Some(other) => {
             let found = format!("is {other:?}");
             Err(top.error("model_type", found, expected, "open a checkpoint of that model"))
@@ -135,6 +139,12 @@ fn check_fixed(top: &Keys<'_>, text: &Keys<'_>) -> Result<()> {
     ];
     for (key, value) in &fixed {
         text.only(key, value)?;
+    }
+    for (keys, key) in [(top, "dtype"), (top, "torch_dtype"), (text, "dtype"), (text, "torch_dtype")] {
+        match keys.optional_text(key)? {
+            None | Some("bfloat16" | "float16" | "float32") => {}
+            Some(_) => return Err(keys.wrong(key, "\"bfloat16\", \"float16\" or \"float32\"")),
+        }
     }
     match text.optional_text("model_type")? {
         None | Some("glm5_next" | "glm5_next_text") => top.only("tie_word_embeddings", &json!(false)),

@@ -3,13 +3,17 @@
 //! `cargo run --release -p flint-cpu --example ops [threads]`: the least of many runs, for one row and for 512, with the
 //! fp32 arithmetic that each reaches. Rates count multiply-adds of the formulas as two.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a measurement prints, and stops at the first error")]
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a measurement prints, and stops at the first error"
+)]
 
 use std::time::Instant;
 
 use flint_backend::ops::{
-    Attend, Combine, DsaAppend, DsaSpan, GatedNorm, HcPost, HcPre, KdaConv, KdaPrepare, KdaScan, KdaSpan, Ops, Page,
-    RmsNorm, Route, SelectPools, SwiGlu,
+    Attend, Combine, DsaAppend, DsaSpan, GatedNorm, HcPost, HcPre, KdaConv, KdaPrepare, KdaScan, KdaSpan,
+    Ops, Page, RmsNorm, Route, SelectPools, SwiGlu,
 };
 use flint_backend::{Backend, Element, Precision, Result, Rows};
 use flint_cpu::{Cpu, CpuBuffer, Options};
@@ -31,7 +35,8 @@ struct Bench {
 impl Bench {
     fn values(&mut self, len: usize, low: f32, high: f32) -> Vec<f32> {
         let mut next = || {
-            self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            self.seed =
+                self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             low + (high - low) * ((self.seed >> 40) as f32 / (1 << 24) as f32)
         };
         (0..len).map(|_| next()).collect()
@@ -49,7 +54,14 @@ impl Bench {
     }
 
     /// Prints the least time of an operation, and its rates.
-    fn report(&mut self, name: &str, rows: usize, flops: usize, bytes: usize, mut run: impl FnMut(&mut Cpu) -> Result<()>) {
+    fn report(
+        &mut self,
+        name: &str,
+        rows: usize,
+        flops: usize,
+        bytes: usize,
+        mut run: impl FnMut(&mut Cpu) -> Result<()>,
+    ) {
         let mut least = f64::INFINITY;
         let (start, mut runs) = (Instant::now(), 0);
         while runs < 3 || (start.elapsed().as_secs_f64() < 1.0 && runs < 2000) {
@@ -113,7 +125,9 @@ impl Bench {
         self.report("route 8 of 288", rows, 0, 0, |cpu| cpu.route(&route));
         let (pairs, shared) = (self.rows(rows * 8, HIDDEN), self.rows(rows, HIDDEN));
         let combine = Combine { out: self.rows(rows, HIDDEN), pairs, weights, shared };
-        self.report("combine 8 x 4096", rows, 16 * rows * HIDDEN, 40 * rows * HIDDEN, |cpu| cpu.combine(&combine));
+        self.report("combine 8 x 4096", rows, 16 * rows * HIDDEN, 40 * rows * HIDDEN, |cpu| {
+            cpu.combine(&combine)
+        });
     }
 
     fn recurrent(&mut self, rows: usize) {
@@ -132,7 +146,9 @@ impl Bench {
         let taps = self.buffer(3 * CHANNELS * 4, -0.5, 0.5);
         let spans = vec![span];
         let conv = KdaConv { out: qkv.clone(), u, taps, tap_count: 4, spans: spans.clone() };
-        self.report("kda_conv", rows, 8 * rows * 3 * CHANNELS, 24 * rows * CHANNELS, |cpu| cpu.kda_conv(&conv));
+        self.report("kda_conv", rows, 8 * rows * 3 * CHANNELS, 24 * rows * CHANNELS, |cpu| {
+            cpu.kda_conv(&conv)
+        });
         let (dt_bias, a_log) = (self.buffer(CHANNELS, -1.0, 1.0), self.buffer(HEADS, -1.0, 1.0));
         let prepare = KdaPrepare {
             qkv: qkv.clone(),
@@ -194,7 +210,9 @@ impl Bench {
         let visible = |row: usize| (position + row + 1) / kpool;
         let scored: usize = (0..rows).map(visible).filter(|&pools| pools > kept).sum();
         let (flops, bytes) = (2 * scored * index_heads * DIM, element.size() * visible(0) * DIM);
-        self.report(&format!("select_pools at {position}"), rows, flops, bytes, |cpu| cpu.select_pools(&select));
+        self.report(&format!("select_pools at {position}"), rows, flops, bytes, |cpu| {
+            cpu.select_pools(&select)
+        });
         let (q, out) = (self.rows(rows, HEADS * RANK), self.rows(rows, HEADS * RANK));
         let attend = Attend {
             out,
@@ -207,7 +225,8 @@ impl Bench {
             page_rows: PAGE,
             spans,
         };
-        let listed: usize = (0..rows).map(|row| visible(row).min(kept) * kpool + (position + row + 1) % kpool).sum();
+        let listed: usize =
+            (0..rows).map(|row| visible(row).min(kept) * kpool + (position + row + 1) % kpool).sum();
         let flops = 4 * listed * HEADS * RANK;
         self.report(&format!("attend at {position}"), rows, flops, element.size() * listed * RANK, |cpu| {
             cpu.attend(&attend)

@@ -154,6 +154,18 @@ impl Lanes for Neon {
     }
 
     #[inline(always)]
+    unsafe fn read_groups_of_four(from: *const f32) -> [Self; 4] {
+        // SAFETY: see the module.
+        let fours = [0, 16, 32, 48].map(|at| unsafe { vld4q_f32(from.add(at)) });
+        [
+            Self(fours.map(|four| four.0)),
+            Self(fours.map(|four| four.1)),
+            Self(fours.map(|four| four.2)),
+            Self(fours.map(|four| four.3)),
+        ]
+    }
+
+    #[inline(always)]
     fn sum(self) -> f32 {
         // SAFETY: see the module.
         self.fold(|a, b| unsafe { vaddq_f32(a, b) })

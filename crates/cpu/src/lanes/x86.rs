@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Lanes};
+use super::{Kernel, LANES, Lanes};
 
 /// Runs a kernel compiled for AVX2.
 ///
@@ -41,6 +41,55 @@ macro_rules! fold_eight {
         let two = $op128(four, _mm_movehl_ps(four, four));
         _mm_cvtss_f32($op_one(two, _mm_movehdup_ps(two)))
     }};
+}
+
+/// Value `j` of eight groups of four, for each `j`.
+///
+/// # Safety
+/// `from` is valid for reading thirty-two values, and the CPU has AVX2.
+#[inline(always)]
+unsafe fn groups_of_four(from: *const f32) -> [__m256; 4] {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        let [a, b, c, d] = [0, 8, 16, 24].map(|at| _mm256_loadu_ps(from.add(at)));
+        // Groups (0, 4), (1, 5), (2, 6), (3, 7): the halves are two transpositions of 4 × 4.
+        let (g0, g1) = (_mm256_permute2f128_ps::<0x20>(a, c), _mm256_permute2f128_ps::<0x31>(a, c));
+        let (g2, g3) = (_mm256_permute2f128_ps::<0x20>(b, d), _mm256_permute2f128_ps::<0x31>(b, d));
+        let (low01, high01) = (_mm256_unpacklo_ps(g0, g1), _mm256_unpackhi_ps(g0, g1));
+        let (low23, high23) = (_mm256_unpacklo_ps(g2, g3), _mm256_unpackhi_ps(g2, g3));
+        [
+            _mm256_shuffle_ps::<0x44>(low01, low23),
+            _mm256_shuffle_ps::<0xEE>(low01, low23),
+            _mm256_shuffle_ps::<0x44>(high01, high23),
+            _mm256_shuffle_ps::<0xEE>(high01, high23),
+        ]
+    }
+}
+
+/// Transposes 8 × 8.
+#[inline(always)]
+fn transpose_eight(rows: [__m256; 8]) -> [__m256; 8] {
+    // SAFETY: see the module.
+    unsafe {
+        let mut quads = [rows[0]; 8];
+        for half in 0..2 {
+            let [a, b, c, d] = std::array::from_fn(|i| rows[half * 4 + i]);
+            let (low_ab, high_ab) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let (low_cd, high_cd) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            quads[half * 4] = _mm256_shuffle_ps::<0x44>(low_ab, low_cd);
+            quads[half * 4 + 1] = _mm256_shuffle_ps::<0xEE>(low_ab, low_cd);
+            quads[half * 4 + 2] = _mm256_shuffle_ps::<0x44>(high_ab, high_cd);
+            quads[half * 4 + 3] = _mm256_shuffle_ps::<0xEE>(high_ab, high_cd);
+        }
+        std::array::from_fn(|i| {
+            let (top, bottom) = (quads[i % 4], quads[4 + i % 4]);
+            if i < 4 {
+                _mm256_permute2f128_ps::<0x20>(top, bottom)
+            } else {
+                _mm256_permute2f128_ps::<0x31>(top, bottom)
+            }
+        })
+    }
 }
 
 /// Methods of two operands, lane by lane.
@@ -145,6 +194,28 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn read_groups_of_four(from: *const f32) -> [Self; 4] {
+        // SAFETY: see the module.
+        unsafe {
+            let (low, high) = (groups_of_four(from), groups_of_four(from.add(32)));
+            std::array::from_fn(|j| Self(low[j], high[j]))
+        }
+    }
+
+    #[inline(always)]
+    fn transpose(rows: &mut [Self; LANES]) {
+        let half = |first: usize, high: bool| -> [__m256; 8] {
+            std::array::from_fn(|i| if high { rows[first + i].1 } else { rows[first + i].0 })
+        };
+        let [top_left, top_right, bottom_left, bottom_right] =
+            [half(0, false), half(0, true), half(8, false), half(8, true)].map(transpose_eight);
+        for i in 0..8 {
+            rows[i] = Self(top_left[i], bottom_left[i]);
+            rows[8 + i] = Self(top_right[i], bottom_right[i]);
+        }
+    }
+
+    #[inline(always)]
     fn sum(self) -> f32 {
         // SAFETY: see the module.
         unsafe { fold_eight!(_mm256_add_ps(self.0, self.1), _mm_add_ps, _mm_add_ss) }
@@ -226,6 +297,54 @@ impl Lanes for Avx512 {
         unsafe {
             let less = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, other.0);
             Self(_mm512_mask_blend_ps(less, otherwise.0, then.0))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read_groups_of_four(from: *const f32) -> [Self; 4] {
+        // SAFETY: see the module.
+        unsafe {
+            let [a, b, c, d] = [0, 16, 32, 48].map(|at| _mm512_loadu_ps(from.add(at)));
+            // Values j of the eight groups of two registers, then values j + 1.
+            let first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+            let second = _mm512_add_epi32(first, _mm512_set1_epi32(2));
+            let (ab01, cd01) = (_mm512_permutex2var_ps(a, first, b), _mm512_permutex2var_ps(c, first, d));
+            let (ab23, cd23) = (_mm512_permutex2var_ps(a, second, b), _mm512_permutex2var_ps(c, second, d));
+            [
+                Self(_mm512_shuffle_f32x4::<0x44>(ab01, cd01)),
+                Self(_mm512_shuffle_f32x4::<0xEE>(ab01, cd01)),
+                Self(_mm512_shuffle_f32x4::<0x44>(ab23, cd23)),
+                Self(_mm512_shuffle_f32x4::<0xEE>(ab23, cd23)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn transpose(rows: &mut [Self; LANES]) {
+        // SAFETY: see the module.
+        unsafe {
+            // Quarters of 4 × 4 inside each four rows, then quarters across rows.
+            let mut quads = [rows[0].0; LANES];
+            for four in 0..4 {
+                let [a, b, c, d] = std::array::from_fn(|i| rows[four * 4 + i].0);
+                let (low_ab, high_ab) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let (low_cd, high_cd) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+                quads[four * 4] = _mm512_shuffle_ps::<0x44>(low_ab, low_cd);
+                quads[four * 4 + 1] = _mm512_shuffle_ps::<0xEE>(low_ab, low_cd);
+                quads[four * 4 + 2] = _mm512_shuffle_ps::<0x44>(high_ab, high_cd);
+                quads[four * 4 + 3] = _mm512_shuffle_ps::<0xEE>(high_ab, high_cd);
+            }
+            for column in 0..4 {
+                let [a, b, c, d] = std::array::from_fn(|four| quads[four * 4 + column]);
+                let (even_ab, odd_ab) =
+                    (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xDD>(a, b));
+                let (even_cd, odd_cd) =
+                    (_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xDD>(c, d));
+                rows[column] = Self(_mm512_shuffle_f32x4::<0x88>(even_ab, even_cd));
+                rows[8 + column] = Self(_mm512_shuffle_f32x4::<0xDD>(even_ab, even_cd));
+                rows[4 + column] = Self(_mm512_shuffle_f32x4::<0x88>(odd_ab, odd_cd));
+                rows[12 + column] = Self(_mm512_shuffle_f32x4::<0xDD>(odd_ab, odd_cd));
+            }
         }
     }
 

@@ -147,7 +147,7 @@ impl Kernel for Row<'_> {
             for (block, entries) in room.list.chunks(BLOCK).enumerate() {
                 room.panels.gather::<L>(entries.len(), |i| self.cache.latent(entries[i] as usize));
                 let scores = room.scores.as_mut_ptr();
-                room.panels.dots::<L>(scores, q, rank, count);
+                room.panels.dots::<L>(scores, q, count, entries.len());
                 for head in 0..count {
                     let scores = &mut room.scores[head * BLOCK..(head + 1) * BLOCK];
                     let (highest, total) = (&mut room.highest[head], &mut room.totals[head]);

@@ -33,13 +33,14 @@ impl Panels {
         Self { transposed: vec![0.0; len], straight: vec![0.0; if sums { len } else { 0 }], width }
     }
 
-    /// Gathers a block; entry `i` is the row at `place(i)`, of `count`.
+    /// Gathers a block; entry `i` is the row at `place(i)`, of `count`. Entries beyond them, up to the next vector, are
+    /// zeros, and later ones what they were.
     ///
     /// # Safety
     /// Every place has `width` values that nobody writes.
     #[inline(always)]
     pub(super) unsafe fn gather<L: Lanes>(&mut self, count: usize, place: impl Fn(usize) -> (Cached, usize)) {
-        for first in (0..BLOCK).step_by(LANES) {
+        for first in (0..count).step_by(LANES) {
             let places: [Option<(Cached, usize)>; LANES] =
                 std::array::from_fn(|i| (first + i < count).then(|| place(first + i)));
             for column in (0..self.width).step_by(LANES) {
@@ -80,18 +81,19 @@ impl Panels {
         }
     }
 
-    /// `out[h, entry] = left[h] · row[entry]` for `rows` left rows.
+    /// `out[h, entry] = left[h] · row[entry]` for `rows` left rows and `count` entries, in whole vectors.
     ///
     /// # Safety
-    /// `left` has `rows` rows of `width` values, `stride` apart; `out` has room for `rows × 64`.
+    /// `left` has `rows` rows of `width` values; `out` has room for `rows × 64`.
     #[inline(always)]
-    pub(super) unsafe fn dots<L: Lanes>(&self, out: *mut f32, left: *const f32, stride: usize, rows: usize) {
+    pub(super) unsafe fn dots<L: Lanes>(&self, out: *mut f32, left: *const f32, rows: usize, count: usize) {
         for first in (0..self.width).step_by(BLOCK) {
             let terms = BLOCK.min(self.width - first);
             // SAFETY: as the caller vouches; the panel exists.
             unsafe {
                 let panel = self.transposed.as_ptr().add(first / BLOCK * PANEL);
-                each_tile::<L>(left.add(first), stride, rows, terms, panel, |row, column, chain| {
+                let left = Left { start: left.add(first), stride: self.width, rows, terms };
+                left.each::<L>(panel, count, |row, column, chain| {
                     let to = out.add(row * BLOCK + column);
                     let total = if first == 0 { chain } else { L::read(to).add(chain) };
                     total.write(to);
@@ -117,106 +119,114 @@ impl Panels {
             // SAFETY: as the caller vouches; the panel exists.
             unsafe {
                 let panel = self.straight.as_ptr().add(first / BLOCK * PANEL);
-                each_tile::<L>(left, BLOCK, rows, count, panel, |row, column, chain| {
-                    let column = first + column;
-                    if column < self.width {
-                        let (to, space) = (out.add(row * self.width + column), self.width - column);
-                        let total = match keep {
-                            Some(keep) => L::read_some(to, space).fma(L::splat(keep[row]), chain),
-                            None => chain,
-                        };
-                        total.write_some(to, space);
-                    }
+                let columns = BLOCK.min(self.width - first);
+                let left = Left { start: left, stride: BLOCK, rows, terms: count };
+                left.each::<L>(panel, columns, |row, column, chain| {
+                    let (to, space) = (out.add(row * self.width + first + column), columns - column);
+                    let total = match keep {
+                        Some(keep) => L::read_some(to, space).fma(L::splat(keep[row]), chain),
+                        None => chain,
+                    };
+                    total.write_some(to, space);
                 });
             }
         }
     }
 }
 
-/// Gives `done` every chain `Σ_i left[row, i] · panel[i, column..]` over `terms` terms.
-///
-/// # Safety
-/// `left` has `rows` rows of `terms` values, `stride` apart; `panel` has `terms` rows of 64.
-#[inline(always)]
-unsafe fn each_tile<L: Lanes>(
-    left: *const f32,
+/// The left rows of a product, `terms` values each.
+#[derive(Clone, Copy)]
+struct Left {
+    start: *const f32,
     stride: usize,
     rows: usize,
     terms: usize,
-    panel: *const f32,
-    mut done: impl FnMut(usize, usize, L),
-) {
-    let mut row = 0;
-    // SAFETY: as the caller vouches.
-    unsafe {
-        while row + TILE <= rows {
-            let from = left.add(row * stride);
-            if L::MANY_REGISTERS {
-                let chains = tile::<L, TILE, VECTORS>(from, stride, terms, panel);
-                give(&chains, row, 0, &mut done);
-            } else {
-                for vector in 0..VECTORS {
-                    let chains = tile::<L, TILE, 1>(from, stride, terms, panel.add(vector * LANES));
-                    give(&chains, row, vector * LANES, &mut done);
-                }
-            }
-            row += TILE;
-        }
-        while row < rows {
-            let from = left.add(row * stride);
-            if L::MANY_REGISTERS {
-                give(&tile::<L, 1, VECTORS>(from, stride, terms, panel), row, 0, &mut done);
-            } else {
-                for vector in 0..VECTORS {
-                    let chains = tile::<L, 1, 1>(from, stride, terms, panel.add(vector * LANES));
-                    give(&chains, row, vector * LANES, &mut done);
-                }
-            }
-            row += 1;
-        }
-    }
 }
 
-/// Hands a tile's chains on.
-#[inline(always)]
-fn give<L: Lanes, const R: usize, const V: usize>(
-    chains: &[[L; V]; R],
-    row: usize,
-    column: usize,
-    done: &mut impl FnMut(usize, usize, L),
-) {
-    for (i, vectors) in chains.iter().enumerate() {
-        for (j, chain) in vectors.iter().enumerate() {
-            done(row + i, column + j * LANES, *chain);
-        }
-    }
-}
-
-/// The chains of `R` left rows and `V` vectors of a panel.
-///
-/// # Safety
-/// As for [`each_tile`].
-#[inline(always)]
-unsafe fn tile<L: Lanes, const R: usize, const V: usize>(
-    left: *const f32,
-    stride: usize,
-    terms: usize,
-    panel: *const f32,
-) -> [[L; V]; R] {
-    let mut chains = [[L::zero(); V]; R];
-    for i in 0..terms {
-        let mut right = [L::zero(); V];
-        for (j, vector) in right.iter_mut().enumerate() {
-            // SAFETY: as the caller vouches.
-            *vector = unsafe { L::read(panel.add(i * BLOCK + j * LANES)) };
-        }
-        for (row, chains) in chains.iter_mut().enumerate() {
-            // SAFETY: as the caller vouches.
-            let factor = L::splat(unsafe { *left.add(row * stride + i) });
-            for (chain, vector) in chains.iter_mut().zip(right) {
-                *chain = factor.fma(vector, *chain);
+impl Left {
+    /// Gives `done` every chain `Σ_i left[row, i] · panel[i, column..]` of the first `columns` columns, in whole vectors.
+    ///
+    /// # Safety
+    /// The left rows exist; `panel` has `terms` rows of 64.
+    #[inline(always)]
+    unsafe fn each<L: Lanes>(self, panel: *const f32, columns: usize, mut done: impl FnMut(usize, usize, L)) {
+        let vectors = columns.div_ceil(LANES);
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let mut row = 0;
+            while row + TILE <= self.rows {
+                self.tiles::<L, TILE>(row, panel, vectors, &mut done);
+                row += TILE;
+            }
+            while row < self.rows {
+                self.tiles::<L, 1>(row, panel, vectors, &mut done);
+                row += 1;
             }
         }
     }
-    chains
+
+    /// The chains of `R` rows.
+    ///
+    /// # Safety
+    /// As for [`each`](Self::each).
+    #[inline(always)]
+    unsafe fn tiles<L: Lanes, const R: usize>(
+        self,
+        row: usize,
+        panel: *const f32,
+        vectors: usize,
+        done: &mut impl FnMut(usize, usize, L),
+    ) {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            if L::MANY_REGISTERS && vectors == VECTORS {
+                self.tile::<L, R, VECTORS>(row, panel, 0, done);
+            } else if L::MANY_REGISTERS && vectors >= 2 {
+                self.tile::<L, R, 2>(row, panel, 0, done);
+                if vectors > 2 {
+                    self.tile::<L, R, 1>(row, panel, 2, done);
+                }
+            } else {
+                for vector in 0..vectors {
+                    self.tile::<L, R, 1>(row, panel, vector, done);
+                }
+            }
+        }
+    }
+
+    /// The chains of `R` rows and `V` vectors from `vector`.
+    ///
+    /// # Safety
+    /// As for [`each`](Self::each).
+    #[inline(always)]
+    unsafe fn tile<L: Lanes, const R: usize, const V: usize>(
+        self,
+        row: usize,
+        panel: *const f32,
+        vector: usize,
+        done: &mut impl FnMut(usize, usize, L),
+    ) {
+        let mut chains = [[L::zero(); V]; R];
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let (left, panel) = (self.start.add(row * self.stride), panel.add(vector * LANES));
+            for i in 0..self.terms {
+                let mut right = [L::zero(); V];
+                for (j, right) in right.iter_mut().enumerate() {
+                    *right = L::read(panel.add(i * BLOCK + j * LANES));
+                }
+                for (row, chains) in chains.iter_mut().enumerate() {
+                    let factor = L::splat(*left.add(row * self.stride + i));
+                    for (chain, right) in chains.iter_mut().zip(right) {
+                        *chain = factor.fma(right, *chain);
+                    }
+                }
+            }
+        }
+        for (i, chains) in chains.iter().enumerate() {
+            for (j, chain) in chains.iter().enumerate() {
+                done(row + i, (vector + j) * LANES, *chain);
+            }
+        }
+    }
 }

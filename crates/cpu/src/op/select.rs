@@ -167,7 +167,7 @@ impl Kernel for Score<'_> {
                 for (item, row) in self.rows.clone().enumerate() {
                     let batch_row = cache.first_row + row;
                     let dots = self.room.dots.as_mut_ptr();
-                    self.room.panels.dots::<L>(dots, q.at(batch_row), *head_dim, heads);
+                    self.room.panels.dots::<L>(dots, q.at(batch_row), heads, count);
                     let out = self.out.add(item * self.stride + first);
                     weigh::<L>(out, count, dots, weights.row(batch_row), head_scale, dot_scale);
                 }

@@ -17,11 +17,11 @@ fn readings<B: Backend>(backend: &B, precision: Precision) -> usize {
 
 /// Inputs as reading `reading` of a product takes them.
 fn read_inputs(words: &[u32], reading: usize) -> Vec<f64> {
-    let mut values = reals(words);
-    if reading == 1 {
-        values.iter_mut().for_each(|value| *value = half::bf16::from_f64(*value).to_f64());
-    }
-    values
+    let read = |&word: &u32| {
+        let value = f32::from_bits(word);
+        f64::from(if reading == 1 { half::bf16::from_f32(value).to_f32() } else { value })
+    };
+    words.iter().map(read).collect()
 }
 
 /// The true product with every row of a matrix.

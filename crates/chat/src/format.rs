@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::error::{Error, Result};
 use crate::files::{self, ChatFiles, GenerationDefaults, TokenizerConfig};
 use crate::ink::{Ink, Provenance};
-use crate::message::{ChatRequest, Conversation};
+use crate::message::{ChatRequest, Conversation, SortRule, find_rule};
 use crate::reasoning::{self, Inline};
 use crate::stream::{StreamOptions, TextStream, Utf8};
 use crate::template::{Moment, Paint, Template};
@@ -41,13 +41,19 @@ pub struct Capabilities {
 /// A checkpoint's tokenizer, chat template and conventions. Read-only; share it behind an `Arc`.
 pub struct ChatFormat {
     tokenizer: Tokenizer,
-    template: Option<Template>,
+    template: Option<Renderer>,
     /// For requests with tools, where the checkpoint has a template of its own for them.
-    tools_template: Option<Template>,
+    tools_template: Option<Renderer>,
     constants: Vec<(String, String)>,
     stop_tokens: Vec<u32>,
     defaults: GenerationDefaults,
     capabilities: Capabilities,
+}
+
+/// A template, with the rule by which it sorts the results of calls where that is known.
+struct Renderer {
+    template: Template,
+    sort_rule: Option<SortRule>,
 }
 
 impl ChatFormat {
@@ -60,11 +66,19 @@ impl ChatFormat {
         let tokenizer = Tokenizer::open(files.tokenizer_json)?;
         let config = TokenizerConfig::read(files)?;
         let sources = config.templates(files)?;
-        let compile = |source: &files::TemplateSource| Template::compile(&source.name, &source.text);
+        let constants = config.constants();
+        let compile = |source: &files::TemplateSource| {
+            let template = Template::compile(&source.name, &source.text)?;
+            let moment = template.moment();
+            let sort_rule = find_rule(|trial| {
+                template.render(trial.context(&Paint::Plain, Inline::Keep, &constants), None, &moment)
+            });
+            Ok(Renderer { template, sort_rule })
+        };
         let mut format = Self {
             template: sources.plain.as_ref().map(compile).transpose()?,
             tools_template: sources.tools.as_ref().map(compile).transpose()?,
-            constants: config.constants(),
+            constants: constants.clone(),
             stop_tokens: files::stop_tokens(files, &tokenizer)?,
             defaults: files::defaults(files)?,
             capabilities: Capabilities { images: true, ..Capabilities::default() },
@@ -88,14 +102,17 @@ impl ChatFormat {
     /// `text` is what the template gives; in `tokens`, control tokens come from the template alone, and foreign text
     /// that looks like one is spelled out. Errors name the field of the request, or carry the template's own words.
     pub fn render(&self, request: &ChatRequest) -> Result<Prompt> {
-        let conversation = Conversation::read(request)?;
+        let mut conversation = Conversation::read(request)?;
         if let Some(field) = conversation.first_picture().filter(|_| !self.capabilities.images) {
             return Err(Error::NoImages { field: field.to_owned() });
         }
         let asks_for_tools = request.tools.as_ref().is_some_and(|tools| !tools.is_empty());
         let tools_template = self.tools_template.as_ref().filter(|_| asks_for_tools);
-        let template = tools_template.or(self.template.as_ref()).ok_or(Error::NoTemplate)?;
-        let Provenance { mut text, trusted } = self.render_marked(template, &conversation)?;
+        let renderer = tools_template.or(self.template.as_ref()).ok_or(Error::NoTemplate)?;
+        if let Some(rule) = renderer.sort_rule {
+            conversation.sort_results(rule, false);
+        }
+        let Provenance { mut text, trusted } = self.render_marked(&renderer.template, &conversation)?;
         let mut tokens = self.tokenizer.encode(&text, &trusted)?;
         let vocabulary = self.tokenizer.vocabulary();
         let opens =
@@ -193,7 +210,7 @@ impl ChatFormat {
         let text = |request: ChatRequest| self.render(&request).map(|prompt| prompt.text);
         text(request())?;
         let thinking = |on| {
-            let template = self.template.as_ref().ok_or(Error::NoTemplate)?;
+            let template = &self.template.as_ref().ok_or(Error::NoTemplate)?.template;
             let conversation = Conversation::read(&ChatRequest { enable_thinking: Some(on), ..request() })?;
             self.render_marked(template, &conversation).map(|read| read.text)
         };
@@ -211,5 +228,27 @@ impl ChatFormat {
             tools: has(text(ChatRequest { tools: Some(vec![tool]), ..request() }), "probe_tool"),
             images: has(text(pictures), image_token),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rule_by_which_a_template_sorts_results_is_found_by_trial() {
+        let tokenizer_json = include_bytes!("../../../models/flint-tiny/tokenizer.json");
+        let rule = |template| {
+            let files = ChatFiles { tokenizer_json, chat_template: Some(template), ..ChatFiles::default() };
+            ChatFormat::open(&files).unwrap().template.unwrap().sort_rule
+        };
+        let tiny = include_str!("../../../models/flint-tiny/chat_template.jinja");
+        assert_eq!(rule(tiny), Some(SortRule::AllAnswered));
+        let release = include_str!("../tests/fixtures/release_like.jinja");
+        assert_eq!(rule(release), Some(SortRule::SomeAnswered));
+        let shows_roles = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}";
+        assert_eq!(rule(shows_roles), None);
+        let keeps_order = "{% for m in messages if m.role == 'tool' %}{{ m.content }}{% endfor %}";
+        assert_eq!(rule(keeps_order), None);
     }
 }

@@ -5,12 +5,16 @@
 //! parts, calls. Arguments of calls, which the API carries as JSON in a string, become objects; `null` content becomes
 //! empty; `developer` becomes `system`; thinking stays as it is, byte for byte.
 
+mod results;
+
 use minijinja::Value;
 
 use crate::error::{Error, Result};
 use crate::json::Json;
 use crate::reasoning::Inline;
 use crate::template::Paint;
+
+pub(crate) use results::{SortRule, find_rule};
 
 /// A conversation to be rendered.
 ///
@@ -80,9 +84,14 @@ enum Part {
     Text(String),
     /// `kind` is what the template compares `type` with; `path` names the part in errors.
     Object {
-        kind: Option<&'static str>,
+        kind: &'static str,
         fields: Vec<(String, Json)>,
         path: String,
+    },
+    /// One of several results in one tool message: `{tool_call_id, output}`.
+    Result {
+        output: Content,
+        fields: Vec<(String, Json)>,
     },
 }
 
@@ -102,6 +111,8 @@ const TEXT: &str = "text";
 const PICTURES: [&str; 4] = ["image", "image_url", "video", "video_url"];
 /// In a tool's result: names a tool whose description the template prints.
 const REFERENCE: &str = "tool_reference";
+/// In a tool's result: the text or the parts of one of several results.
+const OUTPUT: &str = "output";
 /// Variables that the conversation itself fills.
 const TAKEN: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
 
@@ -135,7 +146,7 @@ impl Conversation {
 
     /// The path of the first picture or video.
     pub(crate) fn first_picture(&self) -> Option<&str> {
-        self.messages.iter().find_map(Message::first_picture)
+        self.messages.iter().find_map(|message| message.content.first_picture())
     }
 
     /// Whether an assistant's text holds thinking that a template would cut out.
@@ -233,14 +244,6 @@ impl Message {
         Ok(Self { role, content, reasoning, calls, rest: fields })
     }
 
-    fn first_picture(&self) -> Option<&str> {
-        let Content::Parts(parts) = &self.content else { return None };
-        parts.iter().find_map(|part| match part {
-            Part::Object { kind: Some(kind), path, .. } if PICTURES.contains(kind) => Some(path.as_str()),
-            _ => None,
-        })
-    }
-
     /// Thinking and answer, where the content holds both and the rule cuts.
     fn inline(&self, rule: Inline) -> Option<(String, String)> {
         if self.role != "assistant" || self.reasoning.is_some() {
@@ -251,13 +254,13 @@ impl Message {
             Content::Parts(parts) => {
                 let texts = parts.iter().map(|part| match part {
                     Part::Text(text) => Some(text.as_str()),
-                    Part::Object { kind: Some(TEXT), fields, .. } => {
+                    Part::Object { kind: TEXT, fields, .. } => {
                         fields.iter().find_map(|(name, value)| match value {
                             Json::String(text) if name == TEXT => Some(text.as_str()),
                             _ => None,
                         })
                     }
-                    Part::Object { .. } => None,
+                    Part::Object { .. } | Part::Result { .. } => None,
                 });
                 rule.cut(&texts.collect::<Option<String>>()?)
             }
@@ -281,6 +284,28 @@ impl Message {
 }
 
 impl Content {
+    fn read(path: &str, role: &str, json: Option<Json>) -> Result<Self> {
+        match json {
+            None | Some(Json::Null) => Ok(Self::Text(String::new())),
+            Some(Json::String(text)) => Ok(Self::Text(text)),
+            Some(Json::Array(parts)) => {
+                let parts = parts.into_iter().enumerate();
+                let parts = parts.map(|(index, part)| Part::read(format!("{path}[{index}]"), role, part));
+                Ok(Self::Parts(parts.collect::<Result<_>>()?))
+            }
+            other => Err(wrong(path, other.as_ref(), "a string, null or a list of content parts")),
+        }
+    }
+
+    fn first_picture(&self) -> Option<&str> {
+        let Self::Parts(parts) = self else { return None };
+        parts.iter().find_map(|part| match part {
+            Part::Object { kind, path, .. } if PICTURES.contains(kind) => Some(path.as_str()),
+            Part::Result { output, .. } => output.first_picture(),
+            _ => None,
+        })
+    }
+
     fn value(&self, paint: &Paint) -> Value {
         match self {
             Self::Text(text) => paint.text(text),
@@ -296,12 +321,14 @@ impl Part {
         }
         let mut fields = object(&path, json)?;
         let kind = match take(&mut fields, "type") {
-            // A list of results in one message: `{tool_call_id, output}`.
-            None if role == "tool" && fields.iter().any(|(name, _)| name == "output") => None,
-            Some(Json::String(kind)) => Some(read_kind(&path, role, &kind)?),
+            None if role == "tool" && fields.iter().any(|(name, _)| name == OUTPUT) => {
+                let output = Content::read(&format!("{path}.{OUTPUT}"), role, take(&mut fields, OUTPUT))?;
+                return Ok(Self::Result { output, fields });
+            }
+            Some(Json::String(kind)) => read_kind(&path, role, &kind)?,
             other => return Err(wrong(format!("{path}.type"), other.as_ref(), "a string")),
         };
-        if kind == Some(TEXT) {
+        if kind == TEXT {
             let text = fields.iter().find(|(name, _)| name == TEXT).map(|(_, value)| value);
             if !matches!(text, Some(Json::String(_))) {
                 return Err(wrong(format!("{path}.text"), text, "a string"));
@@ -314,8 +341,12 @@ impl Part {
         match self {
             Self::Text(text) => paint.text(text),
             Self::Object { kind, fields, .. } => {
-                let kind = kind.map(|kind| ("type".to_owned(), Value::from(kind)));
+                let kind = [("type".to_owned(), Value::from(*kind))];
                 Value::from_pairs(kind.into_iter().chain(values(paint, fields)))
+            }
+            Self::Result { output, fields } => {
+                let output = (OUTPUT.to_owned(), output.value(paint));
+                Value::from_pairs(values(paint, fields).chain([output]))
             }
         }
     }

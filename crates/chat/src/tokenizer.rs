@@ -135,8 +135,9 @@ fn cut(
     whole: &NormalizedString,
     tokens: &[(Range<usize>, u32)],
 ) -> tokenizers::Result<Vec<(NormalizedString, Option<Vec<Token>>)>> {
+    // Nothing is normalised yet, so both ranges are the same; a range of the original would be searched from the start.
     let slice = |range: Range<usize>| {
-        whole.slice(normalizer::Range::Original(range)).ok_or("a cut inside a character")
+        whole.slice(normalizer::Range::Normalized(range)).ok_or("a cut inside a character")
     };
     let mut pieces = Vec::with_capacity(2 * tokens.len() + 1);
     let mut end = 0;

@@ -178,3 +178,29 @@ fn options_have_one_value_and_cannot_replace_the_conversation() {
     request.extra.insert("enable_thinking".into(), json!(false));
     assert_eq!(Conversation::read(&request).unwrap().enable_thinking, Some(false));
 }
+
+#[test]
+fn a_long_run_of_results_is_sorted_and_hides_its_calls_from_the_template() {
+    let call = |id: usize| json!({"id": format!("c{id}"), "function": {"name": "f", "arguments": {}}});
+    let result =
+        |id: usize| json!({"role": "tool", "content": format!("r{id}"), "tool_call_id": format!("c{id}")});
+    let roles_and_texts = |results: usize, answered: std::ops::Range<usize>, rule| {
+        let calls: Vec<_> = (0..results).map(call).collect();
+        let mut messages = vec![json!({"role": "assistant", "content": "", "tool_calls": calls})];
+        messages.extend(answered.rev().map(result));
+        let mut conversation = Conversation::read(&ChatRequest::new(messages)).unwrap();
+        conversation.sort_results(rule, false);
+        let text = |message: &Message| match &message.content {
+            Content::Text(text) => format!("{} {text}", message.role),
+            Content::Parts(_) => panic!("parts"),
+        };
+        conversation.messages.iter().map(text).collect::<Vec<_>>()
+    };
+    let sorted = roles_and_texts(40, 0..40, SortRule::AllAnswered);
+    assert_eq!(sorted[..4], ["assistant ", "- ", "tool r0", "tool r1"]);
+    assert_eq!(sorted.len(), 42);
+    assert_eq!(roles_and_texts(40, 1..40, SortRule::SomeAnswered)[1..3], ["- ", "tool r1"]);
+    assert_eq!(roles_and_texts(40, 1..40, SortRule::AllAnswered)[1..3], ["- ", "tool r39"]);
+    let short = roles_and_texts(20, 0..20, SortRule::AllAnswered);
+    assert_eq!((short.len(), short[1].as_str()), (21, "tool r19"));
+}

@@ -76,6 +76,8 @@ fn by_definition(text: &str, stops: &[String]) -> (String, Option<String>) {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn a_scan_is_a_function_of_the_text(
         parts in prop::collection::vec("[abé]{0,4}", 0..8),

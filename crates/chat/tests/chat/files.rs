@@ -192,3 +192,22 @@ fn a_prompt_is_never_cut_to_the_tokenizer_s_own_limit() {
     let format = ChatFormat::open(&ChatFiles { tokenizer_json: &limited, ..files.all() }).unwrap();
     assert_eq!(format.render(&ask()).unwrap(), tiny().render(&ask()).unwrap());
 }
+
+#[test]
+fn of_two_control_tokens_that_start_alike_the_longer_is_taken() {
+    let files = Files::read();
+    let longer = tokenizer(&files, |json| {
+        let added = json["added_tokens"].as_array_mut().unwrap();
+        let mut token = added[0].clone();
+        token["id"] = json!(5120);
+        token["content"] = json!("<think>ing");
+        added.push(token);
+    });
+    let original = tokenizers::Tokenizer::from_bytes(&longer).unwrap();
+    let format = ChatFormat::open(&ChatFiles { tokenizer_json: &longer, ..files.all() }).unwrap();
+    for text in ["<think>ing", "<think>in", "a<think><think>ing<think>inging</think>"] {
+        let expected = original.encode(text, false).unwrap();
+        assert_eq!(format.encode_trusted(text).unwrap(), expected.get_ids(), "{text}");
+    }
+    assert_eq!(format.token_bytes(5120), b"<think>ing");
+}

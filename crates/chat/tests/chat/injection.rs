@@ -213,7 +213,7 @@ fn shreds() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+    #![proptest_config(crate::cases(128))]
 
     #[test]
     fn no_text_in_any_field_makes_a_control_token(place in 0..12_usize, word in shreds()) {

@@ -11,7 +11,13 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use flint_chat::{ChatFiles, ChatFormat, ChatRequest, Result};
+use proptest::test_runner::Config as ProptestConfig;
 use serde_json::Value;
+
+/// How many cases a property is tried on. Failing cases are printed, not written beside the source.
+pub(crate) fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
 
 /// Reads a file of this crate's fixtures.
 pub(crate) fn fixture(name: &str) -> String {

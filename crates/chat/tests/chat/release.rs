@@ -97,3 +97,40 @@ fn two_hundred_results_take_the_order_of_their_calls() {
         (0..200).map(|n| format!("<tool_response>r{n}</tool_response>")).collect::<Vec<_>>().concat();
     assert!(text.contains(&format!("<|observation|>{sorted}<|assistant|>")));
 }
+
+#[test]
+fn a_long_run_of_results_renders_as_short_runs_do() {
+    // One run of 40 results (put into order before the template runs) against the template's own work on the same
+    // results in runs that it sorts itself.
+    let call = |n: usize| json!({"id": format!("c{n}"), "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let result =
+        |n: usize| json!({"role": "tool", "tool_call_id": format!("c{n}"), "content": format!("r{n}")});
+    let responses = |format: &ChatFormat, calls: &[usize], results: &[usize]| {
+        let calls: Vec<Value> = calls.iter().map(|n| call(*n)).collect();
+        let mut messages = vec![json!({"role": "assistant", "content": "", "tool_calls": calls})];
+        messages.extend(results.iter().map(|n| result(*n)));
+        let request = ChatRequest { add_generation_prompt: false, ..ChatRequest::new(messages) };
+        let text = format.render(&request).unwrap().text;
+        let (_, responses) = text.split_once("<|observation|>").unwrap();
+        responses.to_owned()
+    };
+    let in_order = |order: &[usize]| {
+        order.iter().map(|n| format!("<tool_response>r{n}</tool_response>")).collect::<Vec<_>>().concat()
+    };
+    let up: Vec<usize> = (0..40).collect();
+    let down: Vec<usize> = (0..40).rev().collect();
+    for format in [&release_like(), crate::tiny()] {
+        assert_eq!(responses(format, &up, &down), in_order(&up));
+        assert_eq!(responses(format, &down, &up), in_order(&down));
+        // Two results for one call, or one for none: the order as given, nothing dropped.
+        let twice = [&down[..], &[3]].concat();
+        assert_eq!(responses(format, &up, &twice), in_order(&twice));
+        let unknown = [&down[..], &[99]].concat();
+        assert_eq!(responses(format, &up, &unknown), in_order(&unknown));
+    }
+    // An unanswered call: the release sorts, the embedded model's template does not.
+    let some = &down[..36];
+    let sorted: Vec<usize> = some.iter().rev().copied().collect();
+    assert_eq!(responses(&release_like(), &up, some), in_order(&sorted));
+    assert_eq!(responses(crate::tiny(), &up, some), in_order(some));
+}

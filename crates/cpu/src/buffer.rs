@@ -50,6 +50,7 @@ impl CpuBuffer {
             // SAFETY: the layout is not empty; zeroed bytes are valid lines; the box takes the allocation over with
             // the layout it was made with.
             unsafe {
+                #[expect(clippy::cast_ptr_alignment, reason = "the layout has the line's alignment")]
                 let start = std::alloc::alloc_zeroed(layout).cast::<Line>();
                 if start.is_null() {
                     return Err(refused());
@@ -193,7 +194,7 @@ impl RowsF32 {
     /// Checks that `rows` lies inside its buffer.
     pub(crate) fn new(op: &'static str, rows: &Rows<CpuBuffer>) -> Result<Self> {
         let end = if rows.rows == 0 { 0 } else { rows.first + (rows.rows - 1) * rows.stride + rows.width };
-        rows.buffer.expect(op, Element::F32, end)?;
+        let buffer = rows.buffer.f32_start(op, end)?;
         if rows.rows > 1 && rows.stride < rows.width {
             return Err(Error::Shape {
                 op,
@@ -202,7 +203,7 @@ impl RowsF32 {
         }
         let first = if end == 0 { 0 } else { rows.first };
         // SAFETY: `first` is inside the buffer, or no row exists.
-        let start = Start::new(unsafe { rows.buffer.start().cast::<f32>().add(first) });
+        let start = Start::new(unsafe { buffer.at(first) });
         Ok(Self { start, stride: rows.stride, width: rows.width, rows: rows.rows })
     }
 

@@ -320,6 +320,7 @@ mod neon;
 mod x86;
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "moved data is compared exactly")]
 mod tests {
     use super::*;
 

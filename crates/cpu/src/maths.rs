@@ -18,7 +18,7 @@ const MINUS_LN2_LOW: f32 = 1.904_654_2e-9;
 /// `(exp(r) - 1 - r) / r²` for `|r| <= ln(2) / 2`, from the highest power down.
 const EXP: [f32; 6] = [0.000_197_903_41, 0.001_394_466, 0.008_333_497, 0.041_666_295, 0.166_666_66, 0.5];
 /// `(atanh(z) / z - 1) / z²` in `z²` for `0 <= z <= 1/3`, from the highest power down.
-const ATANH: [f32; 5] = [0.121_507_625, 0.107_137_57, 0.143_084_48, 0.199_994_39, 0.333_333_38];
+const ATANH: [f32; 5] = [0.121_507_62, 0.107_137_57, 0.143_084_48, 0.199_994_39, 0.333_333_38];
 
 #[inline(always)]
 fn polynomial<L: Lanes>(x: L, coefficients: &[f32]) -> L {
@@ -87,6 +87,7 @@ pub(crate) fn softplus<L: Lanes>(x: L) -> L {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "infinities and exact values")]
 mod tests {
     use super::*;
     use crate::Level;
@@ -142,7 +143,7 @@ mod tests {
                 for (function, values) in found.iter().enumerate() {
                     // There silu is a product with a subnormal number.
                     if function == 2 && x[lane] < -87.0 {
-                        assert!(!(values[lane].abs() > 1e-35));
+                        assert!(values[lane].is_nan() || values[lane].abs() < 1e-35);
                         continue;
                     }
                     let error = units(values[lane], exact[function]);

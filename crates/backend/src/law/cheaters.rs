@@ -21,8 +21,9 @@ struct Cheater<B: Backend> {
 
 /// Names of the cheaters that the suite does not catch over this backend. None, if all is well.
 pub fn uncaught_cheaters<B: Backend>(make: impl Fn() -> B) -> Vec<&'static str> {
-    let caught =
-        |cheater: &Cheater<B>| !super::check(|| Hooked::new(make(), cheater.hook), cheater.op).is_empty();
+    let caught = |cheater: &Cheater<B>| {
+        !super::check(|| Hooked::new(make(), cheater.hook), cheater.op).violations.is_empty()
+    };
     cheaters::<B>().iter().filter(|cheater| !caught(cheater)).map(|cheater| cheater.name).collect()
 }
 
@@ -140,7 +141,9 @@ fn reversed_sum<B: Backend>(backend: &mut B, op: OpOf<B>) -> Result<()> {
     }
     let (mut pairs, mut weights) = (read_rows(backend, &op.pairs)?, read_rows(backend, &op.weights)?);
     pairs.chunks_mut(op.weights.width).for_each(<[_]>::reverse);
-    weights.iter_mut().for_each(|row| row.reverse());
+    for row in &mut weights {
+        row.reverse();
+    }
     let (pairs, weights) = (new_rows(backend, &pairs)?, new_rows(backend, &weights)?);
     backend.combine(&Combine { pairs, weights, ..op })
 }
@@ -149,7 +152,9 @@ fn reversed_ties<B: Backend>(backend: &mut B, op: OpOf<B>) -> Result<()> {
     let Op::Route(op) = op else { return op.run(backend) };
     let experts = op.logits.width;
     let mut logits = read_rows(backend, &op.logits)?;
-    logits.iter_mut().for_each(|row| row.reverse());
+    for row in &mut logits {
+        row.reverse();
+    }
     let mut bias = vec![0.0; experts];
     backend.read_f32(&op.bias, 0, &mut bias)?;
     bias.reverse();
@@ -159,7 +164,9 @@ fn reversed_ties<B: Backend>(backend: &mut B, op: OpOf<B>) -> Result<()> {
     let mut picks = read_words(backend, &op.picks, Element::U32, count)?;
     let mut weights = read_rows(backend, &op.weights)?;
     for (picks, weights) in picks.chunks_mut(op.picks_per_row).zip(&mut weights) {
-        picks.iter_mut().for_each(|pick| *pick = experts as u32 - 1 - *pick);
+        for pick in &mut *picks {
+            *pick = experts as u32 - 1 - *pick;
+        }
         picks.reverse();
         weights.reverse();
     }

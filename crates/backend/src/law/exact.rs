@@ -85,7 +85,7 @@ pub(super) fn check_exact<B: Backend>(
         outside = outside.or(Some(difference));
     }
     if let Some(difference) = outside {
-        session.inexact(difference);
+        session.inexact(&difference);
     }
 }
 
@@ -98,7 +98,7 @@ pub(super) fn check_truths(
 ) {
     match first_outside(exact, found, 0) {
         None => show_teeth(session, exact, mutated, found),
-        Some(difference) => session.inexact(difference),
+        Some(difference) => session.inexact(&difference),
     }
 }
 

@@ -90,22 +90,26 @@ pub struct Transcript {
 /// How an operation is checked.
 pub(crate) type Check<B> = fn(&mut B, &mut Session) -> Result<()>;
 
+/// What the suite found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Broken laws.
+    pub violations: Vec<Violation>,
+    /// The outputs of every operation on fixed inputs.
+    pub transcripts: Vec<Transcript>,
+}
+
 /// Checks every operation of a backend.
-pub fn check_all<B: Backend>(make: impl Fn() -> B) -> Vec<Violation> {
-    run(&make, |_| true).violations
+pub fn check_all<B: Backend>(make: impl Fn() -> B) -> Report {
+    run(&make, |_| true)
 }
 
 /// Checks one operation, by its name in the table.
-pub fn check<B: Backend>(make: impl Fn() -> B, op: &str) -> Vec<Violation> {
-    run(&make, |name| name == op).violations
+pub fn check<B: Backend>(make: impl Fn() -> B, op: &str) -> Report {
+    run(&make, |name| name == op)
 }
 
-/// The outputs of every operation on fixed inputs.
-pub fn transcript<B: Backend>(make: impl Fn() -> B) -> Vec<Transcript> {
-    run(&make, |_| true).transcripts
-}
-
-fn run<B: Backend>(make: &impl Fn() -> B, wanted: impl Fn(&str) -> bool) -> Session {
+fn run<B: Backend>(make: &impl Fn() -> B, wanted: impl Fn(&str) -> bool) -> Report {
     let mut session = Session::default();
     for (op, check) in crate::ops::checks::<B>() {
         if wanted(op) {
@@ -115,7 +119,32 @@ fn run<B: Backend>(make: &impl Fn() -> B, wanted: impl Fn(&str) -> bool) -> Sess
             }
         }
     }
-    session
+    session.report
+}
+
+impl Report {
+    /// The violations, one a line; `None` when there are none.
+    pub fn complaint(&self) -> Option<String> {
+        let lines: Vec<String> = self.violations.iter().map(ToString::to_string).collect();
+        (!lines.is_empty()).then(|| lines.join("\n"))
+    }
+
+    /// The first difference from the outputs of a backend that promises the same bits.
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        for (a, b) in self.transcripts.iter().zip(&other.transcripts) {
+            if a != b {
+                let place = a.words.iter().zip(&b.words).position(|(a, b)| a != b);
+                return Some(format!(
+                    "{} [{}] differs at value {place:?} of {}",
+                    a.op,
+                    a.case,
+                    a.words.len()
+                ));
+            }
+        }
+        let (a, b) = (self.transcripts.len(), other.transcripts.len());
+        (a != b).then(|| format!("{a} and {b} cases"))
+    }
 }
 
 /// What was found so far.
@@ -125,8 +154,7 @@ pub(crate) struct Session {
     case: String,
     /// Violations of the case at hand.
     of_case: usize,
-    violations: Vec<Violation>,
-    transcripts: Vec<Transcript>,
+    report: Report,
 }
 
 impl Session {
@@ -145,14 +173,14 @@ impl Session {
         self.of_case += 1;
         if self.of_case <= KEPT {
             let case = self.case.clone();
-            self.violations.push(Violation { op: self.op, law, case, rows, row, column, what });
+            self.report.violations.push(Violation { op: self.op, law, case, rows, row, column, what });
         }
     }
 
     /// Keeps outputs for the transcript.
     fn record(&mut self, outputs: &[RowWords]) {
         let words = outputs.iter().flatten().flatten().map(|&word| plain_nan(word)).collect();
-        self.transcripts.push(Transcript { op: self.op, case: self.case.clone(), words });
+        self.report.transcripts.push(Transcript { op: self.op, case: self.case.clone(), words });
     }
 
     /// Compares a row's outputs by bits.
@@ -174,8 +202,8 @@ impl Session {
         }
     }
 
-    fn inexact(&mut self, difference: exact::Difference) {
-        let exact::Difference { row, column, exact, word } = difference;
+    fn inexact(&mut self, difference: &exact::Difference) {
+        let &exact::Difference { row, column, exact, word } = difference;
         let what = format!("{:e} ({word:#010x}) where {exact:?} is true", f32::from_bits(word));
         self.violation(Law::Bound, 1, row, column, what);
     }
@@ -203,7 +231,7 @@ fn plain_nan(word: u32) -> u32 {
     if f32::from_bits(word).is_nan() && word != u32::MAX { f32::NAN.to_bits() } else { word }
 }
 
-/// The tests of a backend: `law_tests!(module, || backend)`.
+/// The tests of a backend: `law_tests!(module, make)`, where `make()` is a new backend.
 #[macro_export]
 macro_rules! law_tests {
     ($module:ident, $make:expr) => {
@@ -212,22 +240,18 @@ macro_rules! law_tests {
 
             #[test]
             fn every_operation_keeps_the_laws() {
-                let violations = $crate::law::check_all($make);
-                let lines: Vec<String> = violations.iter().map(ToString::to_string).collect();
-                assert!(lines.is_empty(), "{}", lines.join("\n"));
+                assert_eq!($crate::law::check_all($make).complaint(), None);
             }
 
             #[test]
             fn a_queue_that_runs_at_the_next_wait_keeps_the_laws() {
-                let violations = $crate::law::check_all(|| $crate::wrap::Recorder::new($make()));
-                let lines: Vec<String> = violations.iter().map(ToString::to_string).collect();
-                assert!(lines.is_empty(), "{}", lines.join("\n"));
+                let report = $crate::law::check_all(|| $crate::wrap::Recorder::new($make()));
+                assert_eq!(report.complaint(), None);
             }
 
             #[test]
             fn every_cheater_is_caught() {
-                let uncaught = $crate::law::uncaught_cheaters($make);
-                assert!(uncaught.is_empty(), "not caught: {}", uncaught.join(", "));
+                assert_eq!($crate::law::uncaught_cheaters($make), Vec::<&str>::new());
             }
         }
     };

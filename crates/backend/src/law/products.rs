@@ -5,7 +5,7 @@ use flint_weights::{PlainType, QuantMatrix};
 use super::Session;
 use super::encoding::{Encoding, Weights};
 use super::exact::{Exact, U, depth};
-use super::rows::{FEW_ROWS, Port, ROWS, RowCase, RowWords, Temper, check_rows, reals, upload_u32, words};
+use super::rows::{FEW_ROWS, Port, ROWS, RowCase, RowWords, Temper, check_rows, upload_u32, words};
 use super::seed::Seed;
 use crate::ops::{Embed, ExpertLinear, HeadLinear, Linear};
 use crate::{Backend, Element, Precision, Result, Rows};

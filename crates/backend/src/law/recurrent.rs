@@ -9,13 +9,13 @@ use crate::ops::{KdaConv, KdaScan, KdaSpan};
 use crate::{Backend, Element, Result, Rows};
 
 /// What a KDA layer keeps of a sequence.
-struct State<B: Backend> {
+struct Memory<B: Backend> {
     window: B::Buffer,
     state: B::Buffer,
     log: B::Buffer,
 }
 
-impl<B: Backend> State<B> {
+impl<B: Backend> Memory<B> {
     fn new(backend: &mut B, heads: usize, dim: usize, back: usize) -> Result<Self> {
         let channels = heads * dim;
         Ok(Self {
@@ -53,7 +53,7 @@ impl<B: Backend> ConvCase<B> {
 }
 
 impl<B: Backend> SeamCase<B> for ConvCase<B> {
-    type State = State<B>;
+    type State = Memory<B>;
 
     fn label(&self) -> String {
         format!("{} taps over {} channels", self.taps, self.width())
@@ -67,22 +67,27 @@ impl<B: Backend> SeamCase<B> for ConvCase<B> {
         vec![words(&temper.values(seed, self.width()))]
     }
 
-    fn open(&self, backend: &mut B, _tokens: usize, _name: u64) -> Result<State<B>> {
-        State::new(backend, self.heads, self.dim, self.taps - 1)
+    fn open(&self, backend: &mut B, _tokens: usize, _name: u64) -> Result<Memory<B>> {
+        Memory::new(backend, self.heads, self.dim, self.taps - 1)
     }
 
-    fn launch(&self, backend: &mut B, ports: &[Rows<B::Buffer>], parts: &[Part<'_, State<B>>]) -> Result<()> {
+    fn launch(
+        &self,
+        backend: &mut B,
+        ports: &[Rows<B::Buffer>],
+        parts: &[Part<'_, Memory<B>>],
+    ) -> Result<()> {
         let [u, out] = ports else { return Ok(()) };
         backend.kda_conv(&KdaConv {
             out: out.clone(),
             u: u.clone(),
             taps: self.weights.0.clone(),
             tap_count: self.taps,
-            spans: State::spans(parts),
+            spans: Memory::spans(parts),
         })
     }
 
-    fn state(&self, backend: &mut B, state: &State<B>, _len: usize) -> Result<Vec<u32>> {
+    fn state(&self, backend: &mut B, state: &Memory<B>, _len: usize) -> Result<Vec<u32>> {
         read_words(backend, &state.window, Element::F32, (self.taps - 1) * self.width())
     }
 
@@ -139,13 +144,13 @@ impl ScanCase {
 }
 
 /// A head's state in float64, with a bound of each element's error.
-struct Memory {
+struct Recurrence {
     dim: usize,
     value: Vec<f64>,
     error: Vec<f64>,
 }
 
-impl Memory {
+impl Recurrence {
     fn new(dim: usize) -> Self {
         Self { dim, value: vec![0.0; dim * dim], error: vec![0.0; dim * dim] }
     }
@@ -189,7 +194,7 @@ impl Memory {
 }
 
 impl<B: Backend> SeamCase<B> for ScanCase {
-    type State = State<B>;
+    type State = Memory<B>;
 
     fn label(&self) -> String {
         format!("{} heads of {}", self.heads, self.dim)
@@ -215,11 +220,16 @@ impl<B: Backend> SeamCase<B> for ScanCase {
         vec![words(&qkv), words(&decay), words(&beta)]
     }
 
-    fn open(&self, backend: &mut B, _tokens: usize, _name: u64) -> Result<State<B>> {
-        State::new(backend, self.heads, self.dim, 0)
+    fn open(&self, backend: &mut B, _tokens: usize, _name: u64) -> Result<Memory<B>> {
+        Memory::new(backend, self.heads, self.dim, 0)
     }
 
-    fn launch(&self, backend: &mut B, ports: &[Rows<B::Buffer>], parts: &[Part<'_, State<B>>]) -> Result<()> {
+    fn launch(
+        &self,
+        backend: &mut B,
+        ports: &[Rows<B::Buffer>],
+        parts: &[Part<'_, Memory<B>>],
+    ) -> Result<()> {
         let [qkv, decay, beta, out] = ports else { return Ok(()) };
         backend.kda_scan(&KdaScan {
             out: out.clone(),
@@ -227,22 +237,24 @@ impl<B: Backend> SeamCase<B> for ScanCase {
             decay: decay.clone(),
             beta: beta.clone(),
             head_dim: self.dim,
-            spans: State::spans(parts),
+            spans: Memory::spans(parts),
         })
     }
 
-    fn state(&self, backend: &mut B, state: &State<B>, _len: usize) -> Result<Vec<u32>> {
+    fn state(&self, backend: &mut B, state: &Memory<B>, _len: usize) -> Result<Vec<u32>> {
         read_words(backend, &state.state, Element::F32, self.heads * self.dim * self.dim)
     }
 
     fn exact(&self, tokens: &[RowWords], _name: u64, mutated: bool) -> (Vec<Vec<Vec<Exact>>>, Vec<Exact>) {
         let (dim, channels) = (self.dim, self.channels());
-        let mut memories: Vec<Memory> = (0..self.heads).map(|_| Memory::new(dim)).collect();
+        let mut memories: Vec<Recurrence> = (0..self.heads).map(|_| Recurrence::new(dim)).collect();
         let mut outputs = Vec::new();
         for token in tokens {
             let (qkv, mut decay, beta) = (reals(&token[0]), reals(&token[1]), reals(&token[2]));
             if mutated {
-                decay.iter_mut().for_each(|decay| *decay *= 1.01);
+                for decay in &mut decay {
+                    *decay *= 1.01;
+                }
             }
             let mut out = Vec::new();
             for (head, memory) in memories.iter_mut().enumerate() {

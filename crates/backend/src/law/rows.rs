@@ -153,7 +153,8 @@ pub(super) fn check_rows<B: Backend>(
     check_exact(session, case, &pool, &alone);
     for &rows in counts {
         let plain: Vec<Option<usize>> = (0..rows).map(|row| Some((row * 5 + rows) % POOL)).collect();
-        let mixed = |turn: usize| (0..rows).map(move |row| ((row + turn) % 3 == 0).then_some(row % POOL));
+        let mixed =
+            |turn: usize| (0..rows).map(move |row| (row + turn).is_multiple_of(3).then_some(row % POOL));
         for picks in [plain, mixed(0).collect(), mixed(2).collect()] {
             let member =
                 |(row, pick): (usize, &Option<usize>)| pick.map_or(&hostile[row % 3], |index| &pool[index]);

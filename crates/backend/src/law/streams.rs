@@ -190,7 +190,9 @@ impl<B: Backend> PreCase<B> {
             if round > 0 {
                 for row in c.chunks_mut(n) {
                     let divisor = row.iter().sum::<f64>() + epsilon;
-                    row.iter_mut().for_each(|value| *value /= divisor);
+                    for value in row {
+                        *value /= divisor;
+                    }
                 }
             }
             for j in 0..n {

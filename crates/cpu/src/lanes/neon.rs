@@ -3,6 +3,9 @@
 //! SAFETY, for every block here: every AArch64 CPU has NEON, and memory is vouched for by the callers of `read` and
 //! `write`.
 
+#![allow(unused_unsafe, reason = "which intrinsics are unsafe to call differs between compilers")]
+
+#[allow(clippy::wildcard_imports, reason = "dozens of intrinsics")]
 use std::arch::aarch64::*;
 
 use super::Lanes;
@@ -100,7 +103,10 @@ impl Lanes for Neon {
     unsafe fn read_bf16(from: *const u16) -> Self {
         // SAFETY: see the module.
         unsafe {
-            Self([0, 4, 8, 12].map(|at| vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from.add(at))))))
+            Self(
+                [0, 4, 8, 12]
+                    .map(|at| vreinterpretq_f32_u32(vshlq_n_u32::<16>(vmovl_u16(vld1_u16(from.add(at)))))),
+            )
         }
     }
 

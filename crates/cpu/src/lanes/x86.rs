@@ -3,6 +3,7 @@
 //! SAFETY, for every block here: the types are only named by [`Level::run`](crate::Level::run), which has checked that
 //! the CPU has the instructions, and memory is vouched for by the callers of `read` and `write`.
 
+#[allow(clippy::wildcard_imports, reason = "a hundred intrinsics")]
 use std::arch::x86_64::*;
 
 use super::{Kernel, LANES, Lanes};

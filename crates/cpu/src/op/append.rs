@@ -80,7 +80,7 @@ impl<'a> Indexer<'a> {
         spread(cpu, last - first, 8 * cache.kpool * self.keys.width, &|pools| {
             let mut key = vec![0.0; self.keys.width];
             for pool in pools {
-                level.run(Pool { indexer: self, cache, ring, pool: first + pool, out: &mut key });
+                level.run(Key { indexer: self, cache, ring, pool: first + pool, out: &mut key });
                 let (page, at) = cache.key(first + pool);
                 // SAFETY: the pool's place in the page was checked; tasks write different pools.
                 unsafe { page.write(at, &key) };
@@ -123,7 +123,7 @@ impl<'a> Indexer<'a> {
 }
 
 /// One pool's key.
-struct Pool<'a> {
+struct Key<'a> {
     indexer: &'a Indexer<'a>,
     cache: &'a Cache,
     ring: Start<f32>,
@@ -131,7 +131,7 @@ struct Pool<'a> {
     out: &'a mut [f32],
 }
 
-impl Kernel for Pool<'_> {
+impl Kernel for Key<'_> {
     type Output = ();
 
     #[inline(always)]

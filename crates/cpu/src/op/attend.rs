@@ -20,7 +20,7 @@ const NAME: &str = "attend";
 pub(crate) fn attend(cpu: &mut Cpu, op: &Attend<CpuBuffer>) -> Result<()> {
     let (out, q) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.q)?);
     let rank = op.kv_lora_rank;
-    require(NAME, rank > 0 && q.width % rank == 0 && q.width > 0, || {
+    require(NAME, rank > 0 && q.width.is_multiple_of(rank) && q.width > 0, || {
         format!("q of {} for latents of {rank}", q.width)
     })?;
     require(NAME, out.width == q.width && out.rows == q.rows, || {
@@ -65,7 +65,7 @@ impl Attention {
             for item in items {
                 let ((span, row), piece) = (rows[item / pieces], item % pieces);
                 let heads = heads * piece / pieces..heads * (piece + 1) / pieces;
-                level.run(Row { attention: self, cache: &self.caches[span], row, heads, room: &mut room });
+                level.run(Share { attention: self, cache: &self.caches[span], row, heads, room: &mut room });
             }
         });
     }
@@ -103,7 +103,7 @@ impl Room {
 }
 
 /// Some heads of one row.
-struct Row<'a> {
+struct Share<'a> {
     attention: &'a Attention,
     cache: &'a Cache,
     row: usize,
@@ -111,7 +111,7 @@ struct Row<'a> {
     room: &'a mut Room,
 }
 
-impl Row<'_> {
+impl Share<'_> {
     /// Lists the positions that the row attends to: its pools, ascending, then those of the incomplete pool.
     fn list(&mut self) {
         let (cache, visible) = (self.cache, self.cache.visible(self.row));
@@ -128,7 +128,7 @@ impl Row<'_> {
     }
 }
 
-impl Kernel for Row<'_> {
+impl Kernel for Share<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -73,7 +73,7 @@ pub(crate) fn hc_post(cpu: &mut Cpu, op: &HcPost<CpuBuffer>) -> Result<()> {
 
 /// Checks the shapes and returns the number of streams.
 fn check(op: &'static str, streams: RowsF32, x: RowsF32, mix: RowsF32) -> Result<usize> {
-    require(op, x.width > 0 && streams.width % x.width == 0, || {
+    require(op, x.width > 0 && streams.width.is_multiple_of(x.width), || {
         format!("streams of width {} for rows of width {}", streams.width, x.width)
     })?;
     let count = streams.width / x.width;
@@ -162,12 +162,16 @@ fn in_place<L: Lanes>(values: &mut [f32], f: impl Fn(L) -> L) {
 fn softmax_rows<L: Lanes>(matrix: &mut [f32], n: usize, epsilon: f32) {
     for row in matrix.chunks_exact_mut(n) {
         let highest = row.iter().fold(f32::NEG_INFINITY, |a, &b| if a > b { a } else { b });
-        row.iter_mut().for_each(|value| *value -= highest);
+        for value in row {
+            *value -= highest;
+        }
     }
     in_place::<L>(matrix, exp);
     for row in matrix.chunks_exact_mut(n) {
         let total: f32 = row.iter().fold(0.0, |a, &b| a + b);
-        row.iter_mut().for_each(|value| *value = *value / total + epsilon);
+        for value in row {
+            *value = *value / total + epsilon;
+        }
     }
 }
 
@@ -183,7 +187,9 @@ fn balance(matrix: &mut [f32], n: usize, rounds: usize, epsilon: f32) {
     for _ in 1..rounds {
         for row in matrix.chunks_exact_mut(n) {
             let divisor = row.iter().fold(0.0, |a, &b| a + b) + epsilon;
-            row.iter_mut().for_each(|value| *value /= divisor);
+            for value in row {
+                *value /= divisor;
+            }
         }
         balance_columns(matrix, n, epsilon);
     }
@@ -195,7 +201,9 @@ fn balance_columns(matrix: &mut [f32], n: usize, epsilon: f32) {
     for row in matrix.chunks_exact(n) {
         divisors.iter_mut().zip(row).for_each(|(divisor, value)| *divisor += value);
     }
-    divisors.iter_mut().for_each(|divisor| *divisor += epsilon);
+    for divisor in &mut divisors {
+        *divisor += epsilon;
+    }
     for row in matrix.chunks_exact_mut(n) {
         row.iter_mut().zip(&divisors).for_each(|(value, divisor)| *value /= divisor);
     }
@@ -292,7 +300,9 @@ mod tests {
         for _ in 1..20 {
             for row in general.chunks_exact_mut(4) {
                 let divisor = row.iter().fold(0.0, |a, &b| a + b) + 1e-6;
-                row.iter_mut().for_each(|value| *value /= divisor);
+                for value in row {
+                    *value /= divisor;
+                }
             }
             balance_columns(&mut general, 4, 1e-6);
         }

@@ -33,7 +33,7 @@ pub(crate) fn gated_norm(cpu: &mut Cpu, op: &GatedNorm<CpuBuffer>) -> Result<()>
     check(NAME, out, o)?;
     check(NAME, out, gate)?;
     let width = op.head_dim;
-    require(NAME, width > 0 && o.width % width == 0, || format!("{} channels of {width}", o.width))?;
+    require(NAME, width > 0 && o.width.is_multiple_of(width), || format!("{} channels of {width}", o.width))?;
     // SAFETY: no operation writes weights.
     let weight = unsafe { op.weight.f32s(NAME, width) }?;
     let (level, epsilon, heads) = (cpu.options.level, op.epsilon, o.width / width);

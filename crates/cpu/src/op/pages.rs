@@ -95,7 +95,7 @@ impl Cache {
         shape: PageShape,
     ) -> Result<Self> {
         let PageShape { kpool, page_rows, latent_width, key_width } = shape;
-        require(op, kpool > 0 && page_rows > 0 && page_rows % kpool == 0, || {
+        require(op, kpool > 0 && page_rows > 0 && page_rows.is_multiple_of(kpool), || {
             format!("pages of {page_rows} positions for pools of {kpool}")
         })?;
         require(op, span.first_row + span.rows <= batch_rows, || {

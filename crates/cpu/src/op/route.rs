@@ -24,7 +24,7 @@ pub(crate) fn route(cpu: &mut Cpu, op: &Route<CpuBuffer>) -> Result<()> {
     })?;
     let groups = op.groups.max(1);
     let kept = if groups == 1 { 1 } else { op.groups_kept };
-    let whole = experts % groups == 0 && kept >= 1 && kept <= groups;
+    let whole = experts.is_multiple_of(groups) && kept >= 1 && kept <= groups;
     require(NAME, whole && picks_per_row <= experts / groups * kept, || {
         format!("{picks_per_row} picks of {experts} experts in {groups} groups of which {kept} are kept")
     })?;

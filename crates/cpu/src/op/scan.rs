@@ -43,11 +43,13 @@ pub(crate) fn kda_scan(cpu: &mut Cpu, op: &KdaScan<CpuBuffer>) -> Result<()> {
     let longest = streams.iter().map(|stream| stream.logged + stream.sure + stream.drafts).max().unwrap_or(0);
     spread(cpu, streams.len() * heads, 4 * longest * dim * dim, &|items| {
         for item in items {
-            level.run(Head { inputs: &inputs, stream: &streams[item / heads], head: item % heads });
+            level.run(Run { inputs: &inputs, stream: &streams[item / heads], head: item % heads });
         }
     });
     // Only now: a task may read any of a span's log.
-    streams.iter().for_each(|stream| stream.keep(&inputs));
+    for stream in &streams {
+        stream.keep(&inputs);
+    }
     Ok(())
 }
 
@@ -148,13 +150,13 @@ struct Token {
 }
 
 /// One head of one span.
-struct Head<'a> {
+struct Run<'a> {
     inputs: &'a Inputs,
     stream: &'a Stream,
     head: usize,
 }
 
-impl Kernel for Head<'_> {
+impl Kernel for Run<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -168,9 +170,9 @@ impl Kernel for Head<'_> {
 
 /// A tile of a state: keys × [`TILE`] vectors.
 #[repr(align(64))]
-struct Tile([MaybeUninit<f32>; MAX_HEAD_DIM * TILE * LANES]);
+struct Tile(MaybeUninit<[f32; MAX_HEAD_DIM * TILE * LANES]>);
 
-impl Head<'_> {
+impl Run<'_> {
     /// Takes a run of tokens through the state, and keeps the state they leave or not.
     #[inline(always)]
     fn fold<L: Lanes>(&self, tokens: std::ops::Range<usize>, keep: bool) {
@@ -194,7 +196,7 @@ impl Head<'_> {
                 }
             },
             _ => {
-                let mut tile = Tile([MaybeUninit::uninit(); MAX_HEAD_DIM * TILE * LANES]);
+                let mut tile = Tile(MaybeUninit::uninit());
                 for at in (0..dim).step_by(TILE * LANES) {
                     self.fold_tile::<L>(tokens.clone(), keep, state, at, tile.0.as_mut_ptr().cast());
                 }

@@ -56,7 +56,7 @@ pub(crate) fn mean_streams(cpu: &mut Cpu, op: &MeanStreams<CpuBuffer>) -> Result
 
 /// Checks that `streams` holds whole streams of `x`'s width.
 fn check(op: &'static str, streams: RowsF32, x: RowsF32) -> Result<()> {
-    require(op, x.width > 0 && streams.width % x.width == 0 && streams.width > 0, || {
+    require(op, x.width > 0 && streams.width > 0 && streams.width.is_multiple_of(x.width), || {
         format!("streams of width {} for rows of width {}", streams.width, x.width)
     })?;
     require(op, streams.rows == x.rows, || format!("{} and {} rows", streams.rows, x.rows))

@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::config::settings::ModelSettings;
 use crate::error::{Error, Result};
 use crate::machine;
-use crate::terminal::{Style, Terminal, bytes};
+use crate::terminal::{Style, Terminal, bytes, counted};
 
 /// Rows of one forward. Prompts are read in parts of this size: large enough that a part's arithmetic outweighs reading
 /// the weights once, small enough that running replies wait for well under a second on a machine that suits the model.
@@ -124,13 +124,12 @@ fn chat_format(source: &Source) -> Result<ChatFormat> {
 }
 
 fn summary(settings: &ModelSettings, plan: &LoadPlan, context: usize) -> String {
-    let threads = settings.device.threads;
     format!(
-        "{} · {} · {} · {threads} thread{} · context {context}",
+        "{} · {} · {} · {} · context {context}",
         settings.name,
         bytes(plan.resident_bytes()),
         arithmetic_name(settings.device),
-        if threads == 1 { "" } else { "s" },
+        counted(settings.device.threads, "thread"),
     )
 }
 

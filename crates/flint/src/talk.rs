@@ -7,7 +7,7 @@ use flint_engine::{Event, FinishReason, Handle, Request};
 
 use crate::error::{Error, Result};
 use crate::interrupt::{Press, Presses};
-use crate::terminal::{Style, Terminal, printable};
+use crate::terminal::{Style, Terminal, counted, printable};
 
 /// How a reply ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,8 +50,10 @@ impl Spoken {
             Ending::Pressed(_) => " · stopped",
         };
         format!(
-            "{} tokens{rate} · prompt {} tokens in {:.2} s{ending}",
-            self.reply_tokens, self.prompt_tokens, self.prompt_seconds
+            "{}{rate} · prompt {} in {:.2} s{ending}",
+            counted(self.reply_tokens, "token"),
+            counted(self.prompt_tokens, "token"),
+            self.prompt_seconds
         )
     }
 }

@@ -17,7 +17,7 @@ use crate::assemble;
 use crate::config::BenchFlags;
 use crate::config::settings::{BenchSettings, ModelSettings};
 use crate::error::{Error, Result};
-use crate::terminal::{Style, Terminal};
+use crate::terminal::{Style, Terminal, counted};
 use measure::{Decode, Feeder, PROMPT_BEFORE_DECODE, Prefill};
 use report::{Report, Run};
 use roof::Roof;
@@ -37,7 +37,7 @@ pub(crate) fn run(flags: &BenchFlags, terminal: Terminal) -> Result<ExitCode> {
     let roof = Roof::new(&plan);
     let mut runs = Vec::new();
     for model in &models {
-        terminal.note(Style::Dim, &format!("measuring with {} threads", model.device.threads));
+        terminal.note(Style::Dim, &format!("measuring with {}", counted(model.device.threads, "thread")));
         runs.push(measure(&checkpoint, &plan, model, &settings, terminal)?);
     }
     let report = Report::new(first, &checkpoint, &plan, &settings, &roof, runs);

@@ -12,7 +12,7 @@ use super::roof::{Roof, peak};
 use crate::assemble::{ROWS, arithmetic_name};
 use crate::config::settings::{BenchSettings, ModelSettings};
 use crate::machine;
-use crate::terminal::bytes;
+use crate::terminal::{bytes, counted};
 
 /// Everything with one number of threads.
 pub(super) struct Run {
@@ -72,11 +72,11 @@ impl<'a> Report<'a> {
         )?;
         writeln!(
             out,
-            "{} · {} cores · {} · best of {} rounds",
+            "{} · {} · {} · best of {}",
             self.processor,
-            machine::cores(),
+            counted(machine::cores(), "core"),
             arithmetic_name(self.device()),
-            self.settings.repeat
+            counted(self.settings.repeat, "round"),
         )?;
         for run in &self.runs {
             self.write_run(out, run)?;
@@ -94,9 +94,8 @@ impl<'a> Report<'a> {
         let dot = limits.dot_per_second.map(|rate| format!(", bf16 dot {:.0} GFLOP/s", rate / 1e9));
         writeln!(
             out,
-            "\n{} thread{}: reads {:.1} GB/s, fp32 {:.0} GFLOP/s{}",
-            limits.threads,
-            if limits.threads == 1 { "" } else { "s" },
+            "\n{}: reads {:.1} GB/s, fp32 {:.0} GFLOP/s{}",
+            counted(limits.threads, "thread"),
             limits.read_bytes_per_second / 1e9,
             limits.fma_per_second / 1e9,
             dot.unwrap_or_default()

@@ -193,7 +193,15 @@ pub(crate) struct RowsF32 {
 impl RowsF32 {
     /// Checks that `rows` lies inside its buffer.
     pub(crate) fn new(op: &'static str, rows: &Rows<CpuBuffer>) -> Result<Self> {
-        let end = if rows.rows == 0 { 0 } else { rows.first + (rows.rows - 1) * rows.stride + rows.width };
+        let end = match rows.rows.checked_sub(1) {
+            None => Some(0),
+            Some(last) => last
+                .checked_mul(rows.stride)
+                .and_then(|last| last.checked_add(rows.first))
+                .and_then(|last| last.checked_add(rows.width)),
+        };
+        // No buffer is that long.
+        let end = end.unwrap_or(usize::MAX);
         let buffer = rows.buffer.f32_start(op, end)?;
         if rows.rows > 1 && rows.stride < rows.width {
             return Err(Error::Shape {

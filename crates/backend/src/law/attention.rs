@@ -2,7 +2,7 @@
 
 use super::Session;
 use super::exact::{Exact, FUNCTION, TINY, U, depth};
-use super::rows::{Port, RowWords, Temper, read_words, reals, upload_f32, words};
+use super::rows::{Port, RowWords, Temper, Vector, read_words, reals, words};
 use super::seam::{DRAFTS, Part, SeamCase, check_seams};
 use super::seed::Seed;
 use crate::ops::{Attend, DsaAppend, DsaSpan, Page, SelectPools};
@@ -85,7 +85,7 @@ fn short(value: f32) -> f32 {
 
 struct AppendCase<B: Backend> {
     shape: Shape,
-    ape: (B::Buffer, Vec<f32>),
+    ape: Vector<B>,
     /// Whether the cache rounds to bf16.
     rounds: bool,
     /// Whether the layer has an indexer of its own.
@@ -102,7 +102,7 @@ impl<B: Backend> AppendCase<B> {
             .map(|channel| {
                 let gate = |j: usize| {
                     let place = if mutated { (j + 1) % kpool } else { j };
-                    gates[j][channel] + f64::from(self.ape.1[place * dim + channel])
+                    gates[j][channel] + self.ape.value(place * dim + channel)
                 };
                 let highest = (0..kpool).map(gate).fold(f64::NEG_INFINITY, f64::max);
                 let total: f64 = (0..kpool).map(|j| (gate(j) - highest).exp()).sum();
@@ -152,7 +152,7 @@ impl<B: Backend> SeamCase<B> for AppendCase<B> {
             latents: latents.clone(),
             keys: self.indexer.then(|| keys.clone()),
             gates: self.indexer.then(|| gates.clone()),
-            ape: self.indexer.then(|| self.ape.0.clone()),
+            ape: self.indexer.then(|| self.ape.buffer.clone()),
             kpool: self.shape.kpool,
             page_rows: self.shape.page_rows,
             ring_rows: self.shape.ring_rows(),
@@ -214,8 +214,7 @@ pub(crate) fn dsa_append<B: Backend>(backend: &mut B, session: &mut Session) -> 
         (512, 128, 4, 64, true),
     ] {
         let shape = Shape { rank, key_dim, kpool, page_rows };
-        let ape = seed.normals(kpool * key_dim, 1.0);
-        let ape = (upload_f32(backend, &ape)?, ape);
+        let ape = Vector::new(backend, seed.normals(kpool * key_dim, 1.0))?;
         check_seams(backend, session, &AppendCase { shape, ape, rounds, indexer }, 75)?;
     }
     Ok(())

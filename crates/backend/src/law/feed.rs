@@ -2,7 +2,7 @@
 
 use super::Session;
 use super::exact::{Exact, FUNCTION, U, sigmoid};
-use super::rows::{FEW_ROWS, Port, ROWS, RowCase, RowWords, Temper, check_rows, reals, upload_f32, words};
+use super::rows::{FEW_ROWS, Port, ROWS, RowCase, RowWords, Temper, Vector, check_rows, reals, words};
 use super::seed::Seed;
 use crate::ops::{Combine, Route, SwiGlu};
 use crate::{Backend, Result, Rows};
@@ -69,7 +69,7 @@ struct RouteCase<B: Backend> {
     groups: usize,
     kept: usize,
     normalise: bool,
-    bias: (B::Buffer, Vec<f32>),
+    bias: Vector<B>,
 }
 
 const SCALING: f32 = 2.5;
@@ -77,7 +77,7 @@ const SCALING: f32 = 2.5;
 impl<B: Backend> RouteCase<B> {
     /// The picked experts, ascending: score descending, expert ascending. Equal logits with equal biases tie exactly.
     fn picks(&self, logits: &[f64]) -> Vec<usize> {
-        let score = |expert: usize| sigmoid(logits[expert]) + f64::from(self.bias.1[expert]);
+        let score = |expert: usize| sigmoid(logits[expert]) + self.bias.value(expert);
         let better = |&a: &usize, &b: &usize| score(b).total_cmp(&score(a)).then(a.cmp(&b));
         let size = self.experts / self.groups;
         let group_score = |group: usize| {
@@ -116,7 +116,7 @@ impl<B: Backend> RowCase<B> for RouteCase<B> {
             picks: picks.buffer.clone(),
             weights: weights.clone(),
             logits: logits.clone(),
-            bias: self.bias.0.clone(),
+            bias: self.bias.buffer.clone(),
             picks_per_row: self.picks,
             groups: self.groups,
             groups_kept: self.kept,
@@ -145,8 +145,8 @@ pub(crate) fn route<B: Backend>(backend: &mut B, session: &mut Session) -> Resul
         [(16, 4, 1, 1, true), (24, 3, 4, 2, true), (16, 2, 2, 1, false), (288, 8, 1, 1, true)]
     {
         // Biases from few values, so that tied logits give tied scores.
-        let bias: Vec<f32> = (0..experts).map(|_| seed.below(2) as f32 * 0.25 + 1.0).collect();
-        let bias = (upload_f32(backend, &bias)?, bias);
+        let bias = (0..experts).map(|_| seed.below(2) as f32 * 0.25 + 1.0).collect();
+        let bias = Vector::new(backend, bias)?;
         check_rows(backend, session, &RouteCase { experts, picks, groups, kept, normalise, bias }, ROWS)?;
     }
     Ok(())

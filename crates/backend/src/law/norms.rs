@@ -2,26 +2,10 @@
 
 use super::Session;
 use super::exact::{Exact, FUNCTION, TINY, U, depth, rms_factor, sigmoid};
-use super::rows::{FEW_ROWS, Port, ROWS, RowCase, RowWords, Temper, check_rows, reals, upload_f32};
+use super::rows::{FEW_ROWS, Port, ROWS, RowCase, RowWords, Temper, Vector, check_rows, reals};
 use super::seed::Seed;
 use crate::ops::{GatedNorm, KdaPrepare, LayerNorm, RmsNorm};
 use crate::{Backend, Result, Rows};
-
-/// A vector on the device and on the host.
-struct Vector<B: Backend> {
-    buffer: B::Buffer,
-    values: Vec<f32>,
-}
-
-impl<B: Backend> Vector<B> {
-    fn new(backend: &mut B, values: Vec<f32>) -> Result<Self> {
-        Ok(Self { buffer: upload_f32(backend, &values)?, values })
-    }
-
-    fn value(&self, index: usize) -> f64 {
-        f64::from(self.values[index])
-    }
-}
 
 /// A factor that is 1 % off when `mutated`.
 fn off(mutated: bool) -> f64 {

@@ -2,7 +2,7 @@
 
 use super::Session;
 use super::exact::{Exact, FUNCTION, TINY, U, depth, sigmoid};
-use super::rows::{Port, RowWords, Temper, read_words, reals, upload_f32, words};
+use super::rows::{Port, RowWords, Temper, Vector, read_words, reals, words};
 use super::seam::{DRAFTS, Part, SeamCase, check_seams};
 use super::seed::Seed;
 use crate::ops::{KdaConv, KdaScan, KdaSpan};
@@ -43,7 +43,7 @@ struct ConvCase<B: Backend> {
     heads: usize,
     dim: usize,
     taps: usize,
-    weights: (B::Buffer, Vec<f32>),
+    weights: Vector<B>,
 }
 
 impl<B: Backend> ConvCase<B> {
@@ -81,7 +81,7 @@ impl<B: Backend> SeamCase<B> for ConvCase<B> {
         backend.kda_conv(&KdaConv {
             out: out.clone(),
             u: u.clone(),
-            taps: self.weights.0.clone(),
+            taps: self.weights.buffer.clone(),
             tap_count: self.taps,
             spans: Memory::spans(parts),
         })
@@ -97,7 +97,7 @@ impl<B: Backend> SeamCase<B> for ConvCase<B> {
             let (mut value, mut magnitude) = (0.0, 0.0);
             for j in 0..self.taps {
                 let Some(row) = (t + j).checked_sub(self.taps - 1) else { continue };
-                let tap = f64::from(self.weights.1[channel * self.taps + j]);
+                let tap = self.weights.value(channel * self.taps + j);
                 let off = if mutated && j + 1 == self.taps { 1.01 } else { 1.0 };
                 value += tap * u[row][channel] * off;
                 magnitude += (tap * u[row][channel]).abs();
@@ -125,8 +125,7 @@ impl<B: Backend> SeamCase<B> for ConvCase<B> {
 pub(crate) fn kda_conv<B: Backend>(backend: &mut B, session: &mut Session) -> Result<()> {
     let mut seed = Seed::new(51);
     for (heads, dim, taps, tokens) in [(2, 16, 4, 70), (1, 7, 4, 30), (2, 5, 3, 30), (8, 128, 4, 36)] {
-        let weights = seed.normals(3 * heads * dim * taps, 0.5);
-        let weights = (upload_f32(backend, &weights)?, weights);
+        let weights = Vector::new(backend, seed.normals(3 * heads * dim * taps, 0.5))?;
         check_seams(backend, session, &ConvCase { heads, dim, taps, weights }, tokens)?;
     }
     Ok(())

@@ -277,3 +277,19 @@ pub(super) fn upload_u32<B: Backend>(backend: &mut B, values: &[u32]) -> Result<
     backend.write_u32(&buffer, 0, values)?;
     Ok(buffer)
 }
+
+/// A vector of weights on the device and on the host.
+pub(super) struct Vector<B: Backend> {
+    pub(super) buffer: B::Buffer,
+    pub(super) values: Vec<f32>,
+}
+
+impl<B: Backend> Vector<B> {
+    pub(super) fn new(backend: &mut B, values: Vec<f32>) -> Result<Self> {
+        Ok(Self { buffer: upload_f32(backend, &values)?, values })
+    }
+
+    pub(super) fn value(&self, index: usize) -> f64 {
+        f64::from(self.values[index])
+    }
+}

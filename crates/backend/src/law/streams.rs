@@ -5,7 +5,9 @@ use flint_weights::{PlainType, QuantMatrix};
 use super::Session;
 use super::encoding::{Encoding, Weights};
 use super::exact::{Exact, FUNCTION, TINY, U, depth, rms_factor, sigmoid};
-use super::rows::{FEW_ROWS, Port, ROWS, RowCase, RowWords, Temper, check_rows, reals, upload_f32, words};
+use super::rows::{
+    FEW_ROWS, Port, ROWS, RowCase, RowWords, Temper, Vector, check_rows, reals, upload_f32, words,
+};
 use super::seed::Seed;
 use crate::ops::{GatherRows, HcPost, HcPre, MeanStreams, SpreadStreams};
 use crate::{Backend, Precision, Result, Rows};
@@ -131,8 +133,8 @@ struct PreCase<B: Backend> {
     rounds: usize,
     function: B::Matrix,
     weights: Weights,
-    base: (B::Buffer, Vec<f32>),
-    scale: (B::Buffer, Vec<f32>),
+    base: Vector<B>,
+    scale: Vector<B>,
 }
 
 impl<B: Backend> PreCase<B> {
@@ -144,19 +146,16 @@ impl<B: Backend> PreCase<B> {
             Encoding::Plain(PlainType::Bf16).matrix("test.function", wide, n * hidden, &mut seed);
         let parts = [matrix];
         let base = seed.normals(wide, 0.5);
-        let scale =
-            seed.uniform(3, 0.2, 0.6).iter().map(|scale| scale / ((n * hidden) as f32).sqrt()).collect();
+        let width = ((n * hidden) as f32).sqrt();
+        let scale = seed.uniform(3, 0.2 / width, 0.6 / width);
         Ok(Self {
             hidden,
             n,
             rounds,
             function: backend.upload(&parts, Precision::Full)?,
             weights: Weights::new(&parts),
-            base: (upload_f32(backend, &base)?, base),
-            scale: {
-                let scale: Vec<f32> = scale;
-                (upload_f32(backend, &scale)?, scale)
-            },
+            base: Vector::new(backend, base)?,
+            scale: Vector::new(backend, scale)?,
         })
     }
 
@@ -169,10 +168,10 @@ impl<B: Backend> PreCase<B> {
                 value += self.weights.value(i, col, false) * x * factor;
                 magnitude += (self.weights.value(i, col, false) * x * factor).abs();
             }
-            let scale = f64::from(self.scale.1[(i / self.n).min(2)]) * if mutated { 1.01 } else { 1.0 };
+            let scale = self.scale.value((i / self.n).min(2)) * if mutated { 1.01 } else { 1.0 };
             let error = magnitude * (depth(streams.len()) + 4.0) * U + value.abs() * factor_error;
-            let out = value * scale + f64::from(self.base.1[i]);
-            (out, error * scale.abs() + (out.abs() + f64::from(self.base.1[i]).abs()) * 2.0 * U)
+            let out = value * scale + self.base.value(i);
+            (out, error * scale.abs() + (out.abs() + self.base.value(i).abs()) * 2.0 * U)
         };
         (0..self.weights.rows()).map(coefficient).collect()
     }
@@ -225,8 +224,8 @@ impl<B: Backend> RowCase<B> for PreCase<B> {
             mix: mix.clone(),
             streams: streams.clone(),
             function: self.function.clone(),
-            base: self.base.0.clone(),
-            scale: self.scale.0.clone(),
+            base: self.base.buffer.clone(),
+            scale: self.scale.buffer.clone(),
             norm_epsilon: NORM_EPSILON,
             hc_epsilon: HC_EPSILON,
             rounds: self.rounds,

@@ -9,7 +9,7 @@ use flint_backend::ops::Attend;
 
 use super::pages::{Cache, PageShape};
 use super::panel::{BLOCK, Panels};
-use super::{require, spread};
+use super::{require, require_apart, spread};
 use crate::buffer::{RowsF32, Start};
 use crate::lanes::{Kernel, LANES, Lanes};
 use crate::maths::exp;
@@ -30,6 +30,7 @@ pub(crate) fn attend(cpu: &mut Cpu, op: &Attend<CpuBuffer>) -> Result<()> {
     let shape = PageShape { kpool: op.kpool, page_rows: op.page_rows, latent_width: rank, key_width: 0 };
     let caches: Vec<Cache> =
         op.spans.iter().map(|span| Cache::new(NAME, span, q.rows, shape)).collect::<Result<_>>()?;
+    require_apart(NAME, caches.iter().map(|cache| (cache.first_row, cache.rows)))?;
     let attention = Attention { out, q, picks, kept: op.pools_kept, rank, scale: op.scale, caches };
     attention.run(cpu);
     Ok(())

@@ -4,7 +4,7 @@
 use flint_backend::Result;
 use flint_backend::ops::{KdaConv, KdaSpan};
 
-use super::{require, spread};
+use super::{require, require_apart, spread};
 use crate::buffer::{RowsF32, Start};
 use crate::lanes::{Kernel, LANES, Lanes};
 use crate::maths::silu;
@@ -29,6 +29,7 @@ pub(crate) fn kda_conv(cpu: &mut Cpu, op: &KdaConv<CpuBuffer>) -> Result<()> {
     let weights = unsafe { op.taps.f32s(NAME, channels * taps) }?;
     let streams: Vec<Stream> =
         op.spans.iter().map(|span| Stream::new(NAME, span, u, taps)).collect::<Result<_>>()?;
+    require_apart(NAME, streams.iter().map(|stream| (stream.first_row, stream.rows)))?;
     let pieces = channels.div_ceil(CHANNELS);
     let blocks = blocks(&streams);
     let level = cpu.options.level;

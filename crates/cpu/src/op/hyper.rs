@@ -112,7 +112,7 @@ impl Kernel for Pre<'_> {
     fn run<L: Lanes>(self) {
         let (n, width) = (self.count, self.count * self.hidden);
         // SAFETY: `streams` has `width` values.
-        let mean = unsafe { sum_of_squares::<L>(self.streams, width, None) } / width as f32;
+        let mean = unsafe { sum_of_squares::<L>(self.streams, width) } / width as f32;
         let factor = 1.0 / (mean + self.norm_epsilon).sqrt();
         for (i, value) in self.product.iter_mut().enumerate() {
             let part = (i / n).min(2);
@@ -127,22 +127,41 @@ impl Kernel for Pre<'_> {
             *out = 2.0 * gate;
         }
         mixed.copy_from_slice(comb);
-        let mut pre = [L::zero(); MAX_STREAMS];
+        let mut pre = [0.0; MAX_STREAMS];
         for (out, gate) in pre.iter_mut().zip(&gates[..n]) {
-            *out = L::splat(gate + self.epsilon);
+            *out = gate + self.epsilon;
         }
-        for at in (0..self.hidden).step_by(LANES) {
-            let left = self.hidden - at;
-            // SAFETY: `collapsed` has `hidden` values, `streams` `n` times as many.
-            unsafe {
-                let mut total = L::zero();
-                for (stream, factor) in pre[..n].iter().enumerate() {
-                    let values = L::read_some(self.streams.add(stream * self.hidden + at), left);
-                    total = factor.fma(values, total);
-                }
-                total.write_some(self.collapsed.add(at), left);
+        // SAFETY: `collapsed` has `hidden` values, `streams` `n` times as many.
+        unsafe {
+            if n == 4 {
+                collapse::<L, 4>(self.collapsed, self.streams, self.hidden, &pre[..n]);
+            } else {
+                collapse::<L, MAX_STREAMS>(self.collapsed, self.streams, self.hidden, &pre[..n]);
             }
         }
+    }
+}
+
+/// `Σ_s pre[s] · S[s]`, ascending; `N` bounds the number of streams, so that factors stay in registers.
+///
+/// # Safety
+/// `out` has `hidden` values, `streams` as many for each factor.
+#[inline(always)]
+unsafe fn collapse<L: Lanes, const N: usize>(out: *mut f32, streams: *const f32, hidden: usize, pre: &[f32]) {
+    let mut factors = [L::zero(); N];
+    for (factor, value) in factors.iter_mut().zip(pre) {
+        *factor = L::splat(*value);
+    }
+    let n = if N == 4 { 4 } else { pre.len() };
+    for at in (0..hidden).step_by(LANES) {
+        let left = hidden - at;
+        let mut total = L::zero();
+        for (stream, factor) in factors[..n].iter().enumerate() {
+            // SAFETY: as the caller vouches.
+            total = factor.fma(unsafe { L::read_some(streams.add(stream * hidden + at), left) }, total);
+        }
+        // SAFETY: as the caller vouches.
+        unsafe { total.write_some(out.add(at), left) };
     }
 }
 
@@ -263,7 +282,7 @@ impl Post<'_> {
     /// `N` bounds the number of streams, so that they stay in registers.
     #[inline(always)]
     fn mix_streams<L: Lanes, const N: usize>(self) {
-        let n = self.count.min(N);
+        let n = if N == 4 { 4 } else { self.count };
         let (post, comb) = self.mix.split_at(n);
         for at in (0..self.hidden).step_by(LANES) {
             let left = self.hidden - at;

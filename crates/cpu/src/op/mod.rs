@@ -45,6 +45,14 @@ fn require(op: &'static str, holds: bool, what: impl FnOnce() -> String) -> Resu
     if holds { Ok(()) } else { Err(Error::Shape { op, what: what() }) }
 }
 
+/// Refuses spans `(first row, rows)` that share a row: their tasks would write it at the same time.
+fn require_apart(op: &'static str, spans: impl Iterator<Item = (usize, usize)>) -> Result<()> {
+    let mut spans: Vec<(usize, usize)> = spans.filter(|&(_, rows)| rows > 0).collect();
+    spans.sort_unstable();
+    let shared = spans.windows(2).find(|pair| pair[0].0 + pair[0].1 > pair[1].0);
+    require(op, shared.is_none(), || format!("two spans hold row {}", shared.map_or(0, |pair| pair[1].0)))
+}
+
 /// Runs `task` over ranges that cover `0..items`, on the calling thread when there is little to do.
 /// `work` is the number of elements that an item touches (more when each costs much).
 fn spread(cpu: &Cpu, items: usize, work: usize, task: &(dyn Fn(Range<usize>) + Sync)) {
@@ -58,51 +66,39 @@ fn spread(cpu: &Cpu, items: usize, work: usize, task: &(dyn Fn(Range<usize>) + S
     cpu.pool.run(shares, &|share| task(items * share / shares..items * (share + 1) / shares));
 }
 
-/// `Σ x²`, or `Σ (x - shift)²`: sixty-four chains (element `i` in chain `i mod 64`), folded pairwise.
+/// `Σ f(x)` over four vectors of chains (element `i` in chain `i mod 64`), folded pairwise; `f(chain, values, count)`
+/// takes the next `count` values of a vector of chains, zeros behind them.
 ///
 /// # Safety
 /// `x` is valid for reading `width` values.
 #[inline(always)]
-unsafe fn sum_of_squares<L: Lanes>(x: *const f32, width: usize, shift: Option<f32>) -> f32 {
+unsafe fn fold_row<L: Lanes>(x: *const f32, width: usize, f: impl Fn(L, L, usize) -> L) -> f32 {
     let mut chains = [L::zero(); 4];
-    let shift = shift.map(L::splat);
-    let mut at = 0;
-    while at < width {
+    let whole = width / (4 * LANES) * (4 * LANES);
+    for at in (0..whole).step_by(4 * LANES) {
         for (i, chain) in chains.iter_mut().enumerate() {
-            let first = at + i * LANES;
-            if first < width {
-                // SAFETY: `first` is below `width`, and no more than what is left is read.
-                let mut values = unsafe { L::read_some(x.add(first), width - first) };
-                if let Some(shift) = shift {
-                    values = only::<L>(values.sub(shift), width - first);
-                }
-                *chain = values.fma(values, *chain);
-            }
+            // SAFETY: `at + 64` is at most `width`.
+            *chain = f(*chain, unsafe { L::read(x.add(at + i * LANES)) }, LANES);
         }
-        at += 4 * LANES;
+    }
+    for (i, chain) in chains.iter_mut().enumerate() {
+        let first = whole + i * LANES;
+        if first < width {
+            // SAFETY: `first` is below `width`, and no more than what is left is read.
+            *chain = f(*chain, unsafe { L::read_some(x.add(first), width - first) }, width - first);
+        }
     }
     chains[0].add(chains[1]).add(chains[2].add(chains[3])).sum()
 }
 
-/// `Σ x` in the order of [`sum_of_squares`].
+/// `Σ x²` in the order of [`fold_row`].
 ///
 /// # Safety
 /// `x` is valid for reading `width` values.
 #[inline(always)]
-unsafe fn sum<L: Lanes>(x: *const f32, width: usize) -> f32 {
-    let mut chains = [L::zero(); 4];
-    let mut at = 0;
-    while at < width {
-        for (i, chain) in chains.iter_mut().enumerate() {
-            let first = at + i * LANES;
-            if first < width {
-                // SAFETY: `first` is below `width`, and no more than what is left is read.
-                *chain = chain.add(unsafe { L::read_some(x.add(first), width - first) });
-            }
-        }
-        at += 4 * LANES;
-    }
-    chains[0].add(chains[1]).add(chains[2].add(chains[3])).sum()
+unsafe fn sum_of_squares<L: Lanes>(x: *const f32, width: usize) -> f32 {
+    // SAFETY: as the caller vouches.
+    unsafe { fold_row::<L>(x, width, |chain, values, _| values.fma(values, chain)) }
 }
 
 /// The first `count` lanes, zeros in the others.

@@ -3,7 +3,7 @@
 use flint_backend::Result;
 use flint_backend::ops::{GatedNorm, LayerNorm, RmsNorm};
 
-use super::{require, spread, sum, sum_of_squares};
+use super::{fold_row, only, require, spread, sum_of_squares};
 use crate::buffer::RowsF32;
 use crate::lanes::{Kernel, LANES, Lanes};
 use crate::maths::sigmoid;
@@ -89,7 +89,7 @@ impl Kernel for Rms {
     fn run<L: Lanes>(self) {
         // SAFETY: every pointer has `width` values; `out` is either `x` or apart from all of them.
         unsafe {
-            let mean = sum_of_squares::<L>(self.x, self.width, None) / self.width as f32;
+            let mean = sum_of_squares::<L>(self.x, self.width) / self.width as f32;
             let factor = L::splat(1.0 / (mean + self.epsilon).sqrt());
             for at in (0..self.width).step_by(LANES) {
                 let left = self.width - at;
@@ -122,9 +122,13 @@ impl Kernel for Layer {
         let count = self.width as f32;
         // SAFETY: every pointer has `width` values; `out` is either `x` or apart from all of them.
         unsafe {
-            let mean = sum::<L>(self.x, self.width) / count;
-            let variance = sum_of_squares::<L>(self.x, self.width, Some(mean)) / count;
-            let (mean, factor) = (L::splat(mean), L::splat(1.0 / (variance + self.epsilon).sqrt()));
+            let mean =
+                L::splat(fold_row::<L>(self.x, self.width, |chain, values, _| chain.add(values)) / count);
+            let variance = fold_row::<L>(self.x, self.width, |chain, values, left| {
+                let centred = only(values.sub(mean), left);
+                centred.fma(centred, chain)
+            }) / count;
+            let factor = L::splat(1.0 / (variance + self.epsilon).sqrt());
             for at in (0..self.width).step_by(LANES) {
                 let left = self.width - at;
                 let centred = L::read_some(self.x.add(at), left).sub(mean).mul(factor);

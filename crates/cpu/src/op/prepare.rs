@@ -94,7 +94,7 @@ impl Kernel for Head<'_> {
 unsafe fn normalise<L: Lanes>(x: *mut f32, width: usize, scale: f32) {
     // SAFETY: as the caller vouches.
     unsafe {
-        let factor = L::splat(scale / (sum_of_squares::<L>(x, width, None) + NORM_EPSILON).sqrt());
+        let factor = L::splat(scale / (sum_of_squares::<L>(x, width) + NORM_EPSILON).sqrt());
         for at in (0..width).step_by(LANES) {
             let left = width - at;
             L::read_some(x.add(at), left).mul(factor).write_some(x.add(at), left);

@@ -168,3 +168,30 @@ impl Best {
         self.ranks.truncate(self.most);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_score_has_a_place_and_equal_scores_go_to_the_lower_index() {
+        let scores = [1.0, f32::NEG_INFINITY, -0.0, 0.0, f32::INFINITY, -1e-40, f32::NAN, 1.0, -f32::NAN];
+        let mut ranks: Vec<u64> =
+            scores.iter().enumerate().map(|(i, &score)| rank(score, i as u32)).collect();
+        ranks.sort_unstable_by(|a, b| b.cmp(a));
+        let order: Vec<u32> = ranks.into_iter().map(ranked_index).collect();
+        assert_eq!(order, [6, 4, 0, 7, 2, 3, 5, 1, 8]);
+    }
+
+    #[test]
+    fn the_best_are_kept_in_descending_order() {
+        let mut best = Best::new(3);
+        for rank in [5, 1, 9, 7, 8, 2] {
+            best.offer(rank);
+        }
+        assert_eq!(best.ranks, [9, 8, 7]);
+        let mut none = Best::new(0);
+        none.offer(1);
+        assert!(none.ranks.is_empty());
+    }
+}

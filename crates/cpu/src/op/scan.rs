@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use flint_backend::Result;
 use flint_backend::ops::{KdaScan, KdaSpan};
 
-use super::{require, spread};
+use super::{require, require_apart, spread};
 use crate::buffer::{RowsF32, Start};
 use crate::lanes::{Kernel, LANES, Lanes};
 use crate::{Cpu, CpuBuffer};
@@ -39,6 +39,7 @@ pub(crate) fn kda_scan(cpu: &mut Cpu, op: &KdaScan<CpuBuffer>) -> Result<()> {
     let inputs = Inputs { out, qkv, decay, beta, dim, channels, heads };
     let streams: Vec<Stream> =
         op.spans.iter().map(|span| Stream::new(NAME, span, &inputs)).collect::<Result<_>>()?;
+    require_apart(NAME, streams.iter().map(|stream| (stream.first_row, stream.sure + stream.drafts)))?;
     let level = cpu.options.level;
     let longest = streams.iter().map(|stream| stream.logged + stream.sure + stream.drafts).max().unwrap_or(0);
     spread(cpu, streams.len() * heads, 4 * longest * dim * dim, &|items| {

@@ -122,29 +122,21 @@ fn describe(error: &minijinja::Error) -> String {
 fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start);
+    while let Some((before, tag)) = rest.split_once("{%") {
         out.push_str(before);
-        let Some(end) = tag.find("%}") else {
-            rest = tag;
-            break;
-        };
-        let inside = &tag[2..end];
+        out.push_str("{%");
+        // Of any other tag only the opening is done: what follows may hold a `{%` of its own, in a string.
+        rest = tag;
+        let Some((inside, after)) = tag.split_once("%}") else { break };
         let word = inside.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
         let meaning = match word {
             "generation" => "if true",
             "endgeneration" => "endif",
-            _ => {
-                // Only the opening: the text behind it may hold a `{%` of its own, in a string.
-                out.push_str("{%");
-                rest = &tag[2..];
-                continue;
-            }
+            _ => continue,
         };
-        out.push_str("{%");
         out.push_str(&inside.replace(word, meaning));
         out.push_str("%}");
-        rest = &tag[end + 2..];
+        rest = after;
     }
     out.push_str(rest);
     out

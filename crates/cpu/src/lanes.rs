@@ -11,6 +11,18 @@ use crate::Level;
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
 
+/// Asks for the cache line at `address` to be brought near; any address will do.
+#[inline(always)]
+pub(crate) fn prefetch<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing as far as the program can tell, and every x86-64 CPU has it.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// Code that runs with the instructions of a level.
 pub(crate) trait Kernel {
     /// What it returns.

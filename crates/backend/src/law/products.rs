@@ -56,10 +56,14 @@ impl<B: Backend> LinearCase<B> {
             parts.iter().map(|(encoding, rows)| format!("{encoding}, {rows} × {cols}")).collect();
         let parts: Vec<QuantMatrix> =
             parts.iter().map(|&(encoding, rows)| encoding.matrix("test.linear", rows, cols, seed)).collect();
+        Self::of(backend, &names.join(" + "), &parts, precision)
+    }
+
+    fn of(backend: &mut B, name: &str, parts: &[QuantMatrix], precision: Precision) -> Result<Self> {
         Ok(Self {
-            label: format!("{}, {precision:?}", names.join(" + ")),
-            matrix: backend.upload(&parts, precision)?,
-            weights: Weights::new(&parts),
+            label: format!("{name}, {precision:?}"),
+            matrix: backend.upload(parts, precision)?,
+            weights: Weights::new(parts),
             readings: readings(backend, precision),
         })
     }
@@ -116,7 +120,17 @@ pub(crate) fn linear<B: Backend>(backend: &mut B, session: &mut Session) -> Resu
     {
         check(&[(encoding, 12)], cols, Precision::Product, FEW_ROWS)?;
     }
-    check(&[(bf16, 24)], 16384, Precision::Full, FEW_ROWS)
+    check(&[(bf16, 24)], 16384, Precision::Full, FEW_ROWS)?;
+    // A cut keeps its place inside the blocks that share a scale.
+    for encoding in Encoding::some() {
+        let whole = encoding.matrix("test.cut", 200, 384, &mut seed);
+        let parts: Vec<QuantMatrix> =
+            whole.cut_rows(70..140).into_iter().chain(whole.cut_rows(3..5)).collect();
+        let name = format!("{encoding}, rows 70..140 and 3..5 of 200 × 384");
+        let case = LinearCase::of(backend, &name, &parts, Precision::Product)?;
+        check_rows(backend, session, &case, FEW_ROWS)?;
+    }
+    Ok(())
 }
 
 struct HeadCase<B: Backend> {

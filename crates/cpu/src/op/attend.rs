@@ -147,6 +147,10 @@ impl Kernel for Share<'_> {
             let (q, out) = (q.at(row).add(self.heads.start * rank), out.at(row).add(self.heads.start * rank));
             for (block, entries) in room.list.chunks(BLOCK).enumerate() {
                 room.panels.gather::<L>(entries.len(), |i| self.cache.latent(entries[i] as usize));
+                for &position in room.list.iter().skip((block + 1) * BLOCK).take(LANES) {
+                    let (rows, at) = self.cache.latent(position as usize);
+                    rows.prefetch(at, rank);
+                }
                 let scores = room.scores.as_mut_ptr();
                 room.panels.dots::<L>(scores, q, count, entries.len());
                 for head in 0..count {

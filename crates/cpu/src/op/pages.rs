@@ -6,7 +6,7 @@ use flint_backend::{Element, Result};
 use super::require;
 use crate::CpuBuffer;
 use crate::buffer::Start;
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, prefetch};
 
 /// A page's cached rows.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +44,20 @@ impl Cached {
                     }
                 }
             }
+        }
+    }
+
+    /// Asks for the memory of `count` elements from `at`.
+    #[inline(always)]
+    pub(super) fn prefetch(self, at: usize, count: usize) {
+        let (start, size): (*const u8, usize) = match self {
+            // SAFETY: only the address is made.
+            Self::F32(start) => (unsafe { start.at(at) }.cast(), 4),
+            // SAFETY: as above.
+            Self::Bf16(start) => (unsafe { start.at(at) }.cast(), 2),
+        };
+        for line in (0..count * size).step_by(64) {
+            prefetch(start.wrapping_add(line));
         }
     }
 

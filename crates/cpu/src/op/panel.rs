@@ -43,6 +43,11 @@ impl Panels {
         for first in (0..count).step_by(LANES) {
             let places: [Option<(Cached, usize)>; LANES] =
                 std::array::from_fn(|i| (first + i < count).then(|| place(first + i)));
+            // Sixteen rows at once are more streams than a hardware prefetcher follows.
+            for next in first + LANES..count.min(first + 2 * LANES) {
+                let (rows, at) = place(next);
+                rows.prefetch(at, self.width);
+            }
             for column in (0..self.width).step_by(LANES) {
                 let left = self.width - column;
                 let mut square = [L::zero(); LANES];

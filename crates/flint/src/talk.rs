@@ -106,9 +106,9 @@ pub(crate) fn speak(
                     FinishReason::StopToken(_) => Ending::Stop,
                     FinishReason::Length => Ending::Length,
                 };
-                let began = first.unwrap_or_else(Instant::now);
-                spoken.prompt_seconds = (began - submitted).as_secs_f64();
-                spoken.reply_seconds = began.elapsed().as_secs_f64();
+                // The engine's own clock: tokens reach this thread in bunches.
+                spoken.prompt_seconds = usage.queue_seconds + usage.prefill_seconds;
+                spoken.reply_seconds = usage.decode_seconds;
                 break;
             }
             Event::Failed(error) => return Err(error.into()),

@@ -30,6 +30,15 @@ fn the_fp32_arithmetic_keeps_the_laws_with_the_same_bits_at_every_level_and_for_
 }
 
 #[test]
+fn the_fp32_arithmetic_has_the_bits_that_it_has_on_every_machine() {
+    let golden = include_str!("fixtures/fp32-bits.txt");
+    let golden: Vec<&str> = golden.lines().filter(|line| !line.starts_with('#')).collect();
+    let digests = check_all(|| lanes(Level::detect(), 1)).digests();
+    let found: Vec<String> = digests.iter().map(|(op, digest)| format!("{op} {digest:016x}")).collect();
+    assert_eq!(found, golden, "read the file's head before you change a line of it");
+}
+
+#[test]
 fn the_dot_arithmetic_has_the_same_bits_for_any_number_of_threads() {
     let one = check_all(|| dot(1));
     assert_eq!(one.complaint(), None);

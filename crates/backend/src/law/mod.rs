@@ -129,6 +129,22 @@ impl Report {
         (!lines.is_empty()).then(|| lines.join("\n"))
     }
 
+    /// A digest (FNV-1a of 64 bits) of each operation's outputs, for comparison with another machine's.
+    pub fn digests(&self) -> Vec<(&'static str, u64)> {
+        let mut digests: Vec<(&'static str, u64)> = Vec::new();
+        for transcript in &self.transcripts {
+            if digests.last().is_none_or(|(op, _)| *op != transcript.op) {
+                digests.push((transcript.op, 0xCBF2_9CE4_8422_2325));
+            }
+            if let Some((_, digest)) = digests.last_mut() {
+                for byte in transcript.words.iter().flat_map(|word| word.to_le_bytes()) {
+                    *digest = (*digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);
+                }
+            }
+        }
+        digests
+    }
+
     /// The first difference from the outputs of a backend that promises the same bits.
     pub fn difference(&self, other: &Self) -> Option<String> {
         for (a, b) in self.transcripts.iter().zip(&other.transcripts) {

@@ -4,7 +4,7 @@
 //! neighbours (row-major inputs whose rows are a power of two apart fall into the same few cache sets). The tail of the
 //! last block is zeros.
 
-use super::layout::{BLOCK, LANES, STEP_BYTES, Unit};
+use super::layout::{Arrangement, BLOCK, LANES, STEP_BYTES, Unit};
 use super::matrix::View;
 
 /// Sizes of one arranged set of rows.
@@ -62,6 +62,11 @@ impl Shape {
 /// # Safety
 /// `to` is valid for writing `shape.bytes()`, aligned to 64, and nobody else touches this row's places.
 pub(crate) unsafe fn arrange_row(shape: &Shape, row: usize, x: &[f32], to: *mut u8) {
+    #[cfg(target_arch = "x86_64")]
+    if shape.view.layout.unit == Unit::Dot {
+        // SAFETY: the caller's promise is handed on; a CPU with the dot product has the instructions.
+        return unsafe { super::arrange::arrange_dot_row(shape, row, x, to) };
+    }
     let tile = row / shape.tile_rows;
     let (rows, index) = (shape.rows_of(tile), row % shape.tile_rows);
     let steps = shape.view.layout.unit.steps();
@@ -73,11 +78,6 @@ pub(crate) unsafe fn arrange_row(shape: &Shape, row: usize, x: &[f32], to: *mut 
         let from = &x[block * BLOCK..x.len().min((block + 1) * BLOCK)];
         let mut values = [0.0; BLOCK];
         values[..from.len()].copy_from_slice(from);
-        if shape.view.layout.unit == Unit::Dot {
-            for value in &mut values {
-                *value = f32::from_bits(u32::from(bf16_bits(*value)) << 16);
-            }
-        }
         // SAFETY: block and steps lie inside the row's places.
         unsafe { write_block(shape, &values, start.add(block * steps * rows * STEP_BYTES), rows) };
         if let Some(group) = shape.view.group {
@@ -97,36 +97,18 @@ pub(crate) unsafe fn arrange_row(shape: &Shape, row: usize, x: &[f32], to: *mut 
 /// Writes a block's steps, `rows · 64` bytes apart.
 unsafe fn write_block(shape: &Shape, values: &[f32; BLOCK], to: *mut u8, rows: usize) {
     let order = shape.view.layout.order();
-    let steps = shape.view.layout.unit.steps();
-    for step in 0..steps {
-        // SAFETY: the caller vouches for the block's steps.
-        let at = unsafe { to.add(step * rows * STEP_BYTES) };
-        match shape.view.layout.unit {
-            Unit::Fma => {
-                let mut lanes = [0.0f32; LANES];
-                for (lane, input) in lanes.iter_mut().zip(&order[step * LANES..]) {
-                    *lane = values[usize::from(*input)];
-                }
-                // SAFETY: 64 bytes of the step.
-                unsafe { at.cast::<[f32; LANES]>().write(lanes) };
-            }
-            Unit::Dot => {
-                let mut lanes = [0u16; LANES * 2];
-                for (half, input) in lanes.iter_mut().zip(&order[step * LANES * 2..]) {
-                    *half = (values[usize::from(*input)].to_bits() >> 16) as u16;
-                }
-                // SAFETY: 64 bytes of the step.
-                unsafe { at.cast::<[u16; LANES * 2]>().write(lanes) };
+    for step in 0..Unit::Fma.steps() {
+        let mut lanes = [0.0f32; LANES];
+        if shape.view.layout.arrangement == Arrangement::Natural {
+            lanes.copy_from_slice(&values[step * LANES..(step + 1) * LANES]);
+        } else {
+            for (lane, input) in lanes.iter_mut().zip(&order[step * LANES..]) {
+                *lane = values[usize::from(*input)];
             }
         }
+        // SAFETY: the caller vouches for the block's steps of 64 bytes.
+        unsafe { to.add(step * rows * STEP_BYTES).cast::<[f32; LANES]>().write(lanes) };
     }
-}
-
-/// The nearest bf16, ties to even; a NaN stays one.
-pub(crate) fn bf16_bits(value: f32) -> u16 {
-    let bits = value.to_bits();
-    let rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-    if value.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded as u16 }
 }
 
 /// Σ of a group: input `i` in lane `i % 16` ascending, then the pairwise fold.

@@ -75,16 +75,16 @@ impl Layout {
     }
 
     /// Input of each decoded position.
-    pub(crate) fn order(self) -> &'static Order {
-        static NATURAL: Order = natural();
-        static BYTES: [Order; 2] = [bytes(Unit::Fma), bytes(Unit::Dot)];
+    pub(crate) const fn order(self) -> &'static Order {
+        const NATURAL: &Order = &natural();
+        const BYTES: &[Order; 2] = &[bytes(Unit::Fma), bytes(Unit::Dot)];
         // 3, 5 and 6 bits share an order: their codes reach any position by a shift of their own.
-        static RUNS_2: [Order; 2] = [runs(2, Unit::Fma), runs(2, Unit::Dot)];
-        static RUNS_4: [Order; 2] = [runs(4, Unit::Fma), runs(4, Unit::Dot)];
-        static RUNS_ODD: [Order; 2] = [runs(3, Unit::Fma), runs(3, Unit::Dot)];
+        const RUNS_2: &[Order; 2] = &[runs(2, Unit::Fma), runs(2, Unit::Dot)];
+        const RUNS_4: &[Order; 2] = &[runs(4, Unit::Fma), runs(4, Unit::Dot)];
+        const RUNS_ODD: &[Order; 2] = &[runs(3, Unit::Fma), runs(3, Unit::Dot)];
         let unit = self.unit as usize;
         match self.arrangement {
-            Arrangement::Natural => &NATURAL,
+            Arrangement::Natural => NATURAL,
             Arrangement::Bytes => &BYTES[unit],
             Arrangement::Runs(2) => &RUNS_2[unit],
             Arrangement::Runs(4) => &RUNS_4[unit],
@@ -99,6 +99,15 @@ impl Layout {
             Unit::Dot => lane * 2,
         };
         usize::from(self.order()[position])
+    }
+}
+
+/// What decoded codes are multiplied by, and scales divided by: a power of two, so no bit depends on it. Doubled 8-bit
+/// codes are cheaper to make as bf16.
+pub(crate) fn code_factor(unit: Unit, form: &Form) -> f32 {
+    match form {
+        Form::Affine { bits: 8, .. } if unit == Unit::Dot => 2.0,
+        _ => 1.0,
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use flint_backend::{Error, Precision, Result};
 use flint_weights::{Form, PlainType, QuantMatrix};
 
-use super::layout::{Layout, Unit, exact_in_bf16};
+use super::layout::{Layout, Unit, code_factor, exact_in_bf16};
 use crate::{Arithmetic, Cpu};
 
 /// A handle of an uploaded matrix or stack. The weights stay where the checkpoint has them.
@@ -34,8 +34,15 @@ pub(crate) struct View {
     pub(crate) layout: Layout,
     /// Inputs of a group, for forms with biases.
     pub(crate) group: Option<usize>,
-    /// Rows (bit `rows - 1`) for which the parts have kernels that stream.
-    pub(crate) streams: u8,
+    /// Rows that the part's kernels stream.
+    pub(crate) stream: Reach,
+}
+
+/// How many rows kernels take at once, and how many in all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reach {
+    pub(crate) tile: usize,
+    pub(crate) rows: usize,
 }
 
 /// A run of outputs of one form.
@@ -46,6 +53,8 @@ pub(crate) struct Part {
     pub(crate) outputs: usize,
     pub(crate) inputs: usize,
     pub(crate) layout: Layout,
+    /// What undoes [`code_factor`].
+    pub(crate) scale_factor: f32,
     /// Index into [`Member::views`].
     pub(crate) view: usize,
 }
@@ -134,21 +143,21 @@ impl Member {
             // Codes that bf16 cannot hold keep fp32 products whatever the arithmetic.
             let unit = if exact_in_bf16(&part.form) { unit } else { Unit::Fma };
             let layout = Layout::of(unit, &part.form);
-            let mut view = View { layout, group: affine_group(&part.form), streams: 0 };
-            view.streams = (1..=8u8)
-                .filter(|rows| streams(&view, &part.form, *rows))
-                .fold(0, |all, rows| all | 1 << (rows - 1));
+            let stream = stream_reach(unit, &part.form);
+            let view = View { layout, group: affine_group(&part.form), stream };
             let index = member.views.iter().position(|known| *known == view).unwrap_or_else(|| {
                 member.views.push(view);
                 member.views.len() - 1
             });
             let form = part.form.clone();
+            let scale_factor = code_factor(unit, &form).recip();
             member.parts.push(Part {
                 form,
                 first_output: outputs,
                 outputs: part.rows,
                 inputs,
                 layout,
+                scale_factor,
                 view: index,
             });
             outputs += part.rows;
@@ -157,12 +166,14 @@ impl Member {
     }
 }
 
-/// Whether a kernel streams a form past `rows` rows.
-fn streams(view: &View, form: &Form, rows: u8) -> bool {
+/// How far the kernels that stream a form reach.
+fn stream_reach(unit: Unit, form: &Form) -> Reach {
     #[cfg(target_arch = "x86_64")]
-    return super::stream::kernel(view, form, usize::from(rows)).is_some();
-    #[cfg(not(target_arch = "x86_64"))]
-    return false;
+    if let Some(kernels) = super::stream::kernels(unit, form) {
+        return Reach { tile: kernels.tiles.len(), rows: kernels.most_rows };
+    }
+    let _ = (unit, form);
+    Reach { tile: 0, rows: 0 }
 }
 
 fn affine_group(form: &Form) -> Option<usize> {

@@ -1,10 +1,12 @@
 //! Matrices and their products.
 //!
 //! `layout.rs` defines the order of every sum, and so the bits of every output. The rest is about speed:
-//! `matrix.rs` what an upload keeps, `input.rs` rows arranged once a call, `decode/` codes to operands, `engine.rs` and
+//! `matrix.rs` what an upload keeps, `input.rs` and `arrange.rs` rows arranged once a call, `decode/` codes to operands, `engine.rs` and
 //! `tile.rs` the multiply-adds of each instruction set, `stream.rs` those of few rows, `sums.rs` where a sum starts and ends,
 //! `outputs.rs` the work of a task, `run.rs` the tasks of a call, `embed.rs` table rows.
 
+#[cfg(target_arch = "x86_64")]
+mod arrange;
 mod decode;
 mod embed;
 mod engine;

@@ -8,7 +8,7 @@ use super::layout::Unit;
 use super::matrix::{Part, Stack, View};
 use super::outputs::{Method, Outputs, PANEL, PANEL_ROWS};
 use super::sums::{LaneScales, SumKernels};
-use super::tile::{self, TILE_ROWS};
+use super::tile::{self, Tiles};
 use crate::{Cpu, Level};
 
 /// One row's way through a matrix. The caller of [`Run::multiply`] checked that both sides lie in their buffers, and
@@ -115,7 +115,7 @@ impl Run {
     /// For each pair of a group, `x` is valid for reading the stack's inputs and `out` for writing its outputs; nothing
     /// that is written overlaps anything else of the call; every group's member exists.
     pub(crate) unsafe fn multiply(&mut self, cpu: &Cpu, stack: &Stack) -> Result<()> {
-        self.plan_sets(stack)?;
+        self.plan_sets(stack, cpu.options.level)?;
         self.plan_tasks(cpu, stack);
         let memory = self.memory.as_mut_ptr().cast::<u8>();
         let shared = Shared { run: self, stack, level: cpu.options.level, memory };
@@ -130,14 +130,14 @@ impl Run {
         Ok(())
     }
 
-    fn plan_sets(&mut self, stack: &Stack) -> Result<()> {
+    fn plan_sets(&mut self, stack: &Stack, level: Level) -> Result<()> {
         self.sets.clear();
         self.arrange.clear();
         let mut line = 0;
         for group in &mut self.groups {
             group.set = self.sets.len();
             for view in &stack.members[group.member].views {
-                let tile_rows = tile_rows(view, group.rows);
+                let tile_rows = tile_rows(view, level, group.rows);
                 let shape = Shape { view: *view, rows: group.rows, tile_rows, inputs: stack.inputs };
                 for first in (0..group.rows).step_by(ARRANGE_ROWS) {
                     let rows = ARRANGE_ROWS.min(group.rows - first);
@@ -190,35 +190,37 @@ impl Run {
     }
 }
 
-/// Rows of a tile: all where a kernel streams them, else about equal tiles.
-fn tile_rows(view: &View, rows: usize) -> usize {
-    if streams(view, rows) { rows } else { rows.div_ceil(rows.div_ceil(TILE_ROWS)) }
+/// Rows of a tile: as many as stream together, or as many as a panel's best tile has; about equal tiles.
+fn tile_rows(view: &View, level: Level, rows: usize) -> usize {
+    let most =
+        if rows <= view.stream.rows { view.stream.tile } else { tiles(view.layout.unit, level).best.0 };
+    rows.div_ceil(rows.div_ceil(most))
 }
 
-fn streams(view: &View, rows: usize) -> bool {
-    (1..=8).contains(&rows) && view.streams >> (rows - 1) & 1 == 1
+/// The tile kernels of a unit at a level.
+fn tiles(unit: Unit, level: Level) -> &'static Tiles {
+    match (unit, level) {
+        #[cfg(target_arch = "x86_64")]
+        (Unit::Dot, _) => &tile::DOT,
+        #[cfg(target_arch = "x86_64")]
+        (Unit::Fma, Level::Avx512) => &tile::AVX512,
+        #[cfg(target_arch = "x86_64")]
+        (Unit::Fma, Level::Avx2) => &tile::AVX2,
+        #[cfg(target_arch = "aarch64")]
+        (Unit::Fma, Level::Neon) => &tile::NEON,
+        _ => &tile::SCALAR,
+    }
 }
 
 /// How a part meets the rows of a set at a level.
 fn method(part: &Part, shape: &Shape, level: Level) -> Method {
     #[cfg(target_arch = "x86_64")]
-    if streams(&shape.view, shape.rows)
-        && let Some(kernel) = super::stream::kernel(&shape.view, &part.form, shape.rows)
+    if shape.rows <= shape.view.stream.rows
+        && let Some(kernels) = super::stream::kernels(part.layout.unit, &part.form)
     {
-        return Method::Stream(kernel);
+        return Method::Stream(kernels.tiles);
     }
-    let (tiles, tile_outputs) = match (part.layout.unit, level) {
-        #[cfg(target_arch = "x86_64")]
-        (Unit::Dot, _) => (&tile::DOT, 4),
-        #[cfg(target_arch = "x86_64")]
-        (Unit::Fma, Level::Avx512) => (&tile::AVX512, 4),
-        #[cfg(target_arch = "x86_64")]
-        (Unit::Fma, Level::Avx2) => (&tile::AVX2, 2),
-        #[cfg(target_arch = "aarch64")]
-        (Unit::Fma, Level::Neon) => (&tile::NEON, 4),
-        _ => (&tile::SCALAR, 4),
-    };
-    Method::Panel { decoder: decode::decoder(level, part.layout, &part.form), tiles, tile_outputs }
+    Method::Panel(decode::kernel(level, part.layout, &part.form))
 }
 
 impl Shared<'_> {
@@ -246,9 +248,10 @@ impl Shared<'_> {
         let work = Outputs {
             part,
             scales,
-            lanes: scales.map(|scales| LaneScales::new(part.layout, &scales)),
+            lanes: scales.map(|scales| LaneScales::new(part.layout, &scales, part.scale_factor)),
             sums: SumKernels::of(level),
-            method: method(part, &set.shape, self.level),
+            tiles: tiles(part.layout.unit, level),
+            method: method(part, &set.shape, level),
             shape: set.shape,
             // SAFETY: the set lies in the memory.
             inputs: unsafe { self.memory.add(set.line * size_of::<Line>()) },

@@ -5,22 +5,20 @@
 //! `layout.rs`.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
 use super::decode::avx512::{Bf16, Bytes8, DotBlock, Fp8, Runs2, Runs3, Runs4, Runs5, Runs6};
 use super::layout::{LANES, STEP_BYTES, Unit};
-use super::matrix::View;
 use super::sums::LaneScales;
 use flint_weights::{Form, PlainType};
-
-/// The most rows that a kernel takes.
-pub(crate) const STREAM_ROWS: usize = 8;
 
 /// Bytes of inputs that stay in the first-level cache beside the codes: half of 32 KiB.
 const INPUT_BYTES: usize = 16 << 10;
 
-/// Blocks that a kernel passes over at a time for `rows` rows.
+/// Blocks that a kernel passes over at a time for `rows` rows. One or two rows use their inputs for four outputs at a
+/// time, so these may come from the second-level cache.
 pub(crate) fn chunk_blocks(rows: usize) -> usize {
-    INPUT_BYTES / (rows * Unit::Dot.block_bytes())
+    if rows <= 2 { usize::MAX } else { INPUT_BYTES / (rows * Unit::Dot.block_bytes()) }
 }
 
 /// Operands of a call: some outputs over a run of whole blocks, and what is left of a block after them.
@@ -31,6 +29,8 @@ pub(crate) struct Stream<'a> {
     pub(crate) codes: *const u8,
     /// Bytes from one output's codes to the next.
     pub(crate) code_stride: usize,
+    /// Codes to ask for meanwhile: as many bytes as this run's whole blocks have. May point anywhere.
+    pub(crate) ahead: *const u8,
     /// Bytes of codes after the last whole block; 0 when there is no such block in this run.
     pub(crate) tail_codes: usize,
     /// Scales of the first output's first block.
@@ -40,6 +40,8 @@ pub(crate) struct Stream<'a> {
     /// Bytes of scales after the last whole block.
     pub(crate) tail_scales: usize,
     pub(crate) lanes: Option<&'a LaneScales>,
+    /// What the sums start with, when the run has the first block.
+    pub(crate) start: Option<Biases>,
     /// Inputs of the rows from the first block on: `[blocks, 8, rows, 64 bytes]`.
     pub(crate) inputs: *const u8,
     /// Sums: 16 lanes of row `m`, output `n` at element `m · row_stride + n · 16`.
@@ -48,64 +50,88 @@ pub(crate) struct Stream<'a> {
     pub(crate) row_stride: usize,
 }
 
+/// bf16 biases and the group sums that they multiply.
+#[derive(Clone, Copy)]
+pub(crate) struct Biases {
+    /// The first output's; nothing where `groups` is 0.
+    pub(crate) biases: *const u8,
+    pub(crate) groups: usize,
+    /// Group sums of the first row: whole vectors that end with zeros.
+    pub(crate) group_sums: *const f32,
+    /// Elements from one row's group sums to the next.
+    pub(crate) group_stride: usize,
+}
+
 /// Adds the products of a run of blocks to the sums.
 ///
 /// # Safety
 /// The pointers cover what [`Stream`] says, and the CPU has AVX-512 with VBMI and BF16.
 pub(crate) type StreamKernel = unsafe fn(&Stream);
 
-/// The kernel of a part for a number of rows, where there is one.
-pub(crate) fn kernel(view: &View, form: &Form, rows: usize) -> Option<StreamKernel> {
-    if view.layout.unit != Unit::Dot || rows == 0 || rows > STREAM_ROWS {
-        return None;
-    }
-    match form {
-        Form::Affine { bits, group, kind: PlainType::Bf16, .. } => match group {
-            32 => affine::<Bf16Scales<8>>(*bits, rows),
-            64 => affine::<Bf16Scales<4>>(*bits, rows),
-            _ => affine::<Bf16Scales<2>>(*bits, rows),
-        },
-        // Scales of two types in one checkpoint do not occur with these; panels take them.
-        Form::Affine { .. } => None,
-        Form::Fp8Block { .. } => eight::<Fp8, F32Scales>(rows),
-        Form::Plain { kind: PlainType::Bf16, .. } => eight::<Bf16, NoScales>(rows),
-        Form::Plain { .. } => None,
-    }
+/// The kernels of a form, and how far they reach.
+#[derive(Clone, Copy)]
+pub(crate) struct StreamKernels {
+    /// By rows of a tile - 1.
+    pub(crate) tiles: &'static [StreamKernel],
+    /// Rows from which on a decoded panel is faster.
+    pub(crate) most_rows: usize,
 }
 
-fn affine<S: BlockScales>(bits: u8, rows: usize) -> Option<StreamKernel> {
-    match bits {
-        2 => some::<Runs2, S>(rows),
-        3 => some::<Runs3, S>(rows),
-        4 => eight::<Runs4, S>(rows),
-        5 => some::<Runs5, S>(rows),
-        6 => some::<Runs6, S>(rows),
-        _ => eight::<Bytes8, S>(rows),
-    }
-}
-
-fn eight<D: DotBlock, S: BlockScales>(rows: usize) -> Option<StreamKernel> {
-    let kernels: [StreamKernel; STREAM_ROWS] = [
-        stream::<D, S, 1, 1>,
-        stream::<D, S, 2, 2>,
-        stream::<D, S, 3, 2>,
-        stream::<D, S, 4, 2>,
-        stream::<D, S, 5, 2>,
-        stream::<D, S, 6, 2>,
-        stream::<D, S, 7, 2>,
-        stream::<D, S, 8, 2>,
-    ];
-    kernels.get(rows - 1).copied()
-}
-
-/// Widths whose lookups cost more: decode alone and in small batches, panels otherwise.
-fn some<D: DotBlock, S: BlockScales>(rows: usize) -> Option<StreamKernel> {
-    match rows {
-        1 => Some(stream::<D, S, 1, 1>),
-        2 => Some(stream::<D, S, 2, 2>),
-        4 => Some(stream::<D, S, 4, 2>),
+/// The kernels of a part, where it has some.
+pub(crate) fn kernels(unit: Unit, form: &Form) -> Option<StreamKernels> {
+    match (unit, form) {
+        (Unit::Dot, Form::Affine { bits, group, kind: PlainType::Bf16, .. }) => Some(match group {
+            32 => affine::<Bf16Scales<8>>(*bits),
+            64 => affine::<Bf16Scales<4>>(*bits),
+            _ => affine::<Bf16Scales<2>>(*bits),
+        }),
+        (Unit::Dot, Form::Fp8Block { .. }) => Some(Eight::<Fp8, F32Scales>::up_to(20)),
+        (Unit::Dot, Form::Plain { kind: PlainType::Bf16, .. }) => Some(Eight::<Bf16, NoScales>::up_to(40)),
+        // Scales of other types are rare: panels take them.
         _ => None,
     }
+}
+
+/// Where panels overtake was measured on Zen 4 from the second-level cache, in cycles of a block of an output and row:
+/// 4 bits 10.2 against 9.4 + 40 / rows; 8 bits 12.7, FP8 11.6, bf16 10.7; other widths by their lookups' number.
+fn affine<S: BlockScales>(bits: u8) -> StreamKernels {
+    match bits {
+        2 => Four::<Runs2, S>::KERNELS,
+        3 => Four::<Runs3, S>::KERNELS,
+        4 => Eight::<Runs4, S>::up_to(40),
+        5 => Four::<Runs5, S>::KERNELS,
+        6 => Four::<Runs6, S>::KERNELS,
+        _ => Eight::<Bytes8, Halved<S>>::up_to(16),
+    }
+}
+
+/// Kernels of up to eight rows. One or two rows take four outputs at a time, more take two: as many as registers hold.
+struct Eight<D, S>(PhantomData<(D, S)>);
+
+impl<D: DotBlock, S: BlockScales> Eight<D, S> {
+    const TILES: &'static [StreamKernel] = &[
+        rows::<D, S, 1, 4>,
+        rows::<D, S, 2, 4>,
+        rows::<D, S, 3, 2>,
+        rows::<D, S, 4, 2>,
+        rows::<D, S, 5, 2>,
+        rows::<D, S, 6, 2>,
+        rows::<D, S, 7, 2>,
+        rows::<D, S, 8, 2>,
+    ];
+
+    fn up_to(most_rows: usize) -> StreamKernels {
+        StreamKernels { tiles: Self::TILES, most_rows }
+    }
+}
+
+/// Kernels of up to four rows, for widths whose lookups cost more.
+struct Four<D, S>(PhantomData<(D, S)>);
+
+impl<D: DotBlock, S: BlockScales> Four<D, S> {
+    const TILES: &'static [StreamKernel] =
+        &[rows::<D, S, 1, 4>, rows::<D, S, 2, 4>, rows::<D, S, 3, 2>, rows::<D, S, 4, 2>];
+    const KERNELS: StreamKernels = StreamKernels { tiles: Self::TILES, most_rows: 4 };
 }
 
 /// How a block's scales are stored.
@@ -143,6 +169,25 @@ impl<const COUNT: usize> BlockScales for Bf16Scales<COUNT> {
         unsafe {
             lanes.map_or(_mm512_setzero_si512(), |lanes| _mm512_loadu_si512(lanes.bytes.as_ptr().cast()))
         }
+    }
+}
+
+/// Scales of doubled codes.
+struct Halved<S>(PhantomData<S>);
+
+impl<S: BlockScales> BlockScales for Halved<S> {
+    const BYTES: usize = S::BYTES;
+
+    #[inline(always)]
+    unsafe fn lanes(from: *const u8, control: __m512i) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_mul_ps(S::lanes(from, control), _mm512_set1_ps(0.5)) }
+    }
+
+    #[inline(always)]
+    unsafe fn control(lanes: Option<&LaneScales>) -> __m512i {
+        // SAFETY: as above.
+        unsafe { S::control(lanes) }
     }
 }
 
@@ -189,66 +234,111 @@ impl BlockScales for NoScales {
     }
 }
 
+/// Asks for codes that come soon. Into the second-level cache: they would push the inputs out of the first.
+#[inline(always)]
+unsafe fn prefetch(from: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: a prefetch reads nothing, wherever it points.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
+    }
+}
+
+/// The biases' part of an output's sum for a row: 16 groups at a time, group `i` in lane `i % 16`.
+#[inline(always)]
+unsafe fn start_sum(start: &Biases, output: usize, row: usize) -> __m512 {
+    // SAFETY: the caller vouches for the output's biases and the row's group sums.
+    unsafe {
+        let biases = start.biases.wrapping_add(output * start.groups * 2);
+        let group_sums = start.group_sums.wrapping_add(row * start.group_stride);
+        let mut sum = _mm512_setzero_ps();
+        for group in (0..start.groups).step_by(LANES) {
+            let rest = start.groups - group;
+            let mask = if rest >= LANES { 0xFFFF } else { (1 << rest) - 1 };
+            let bias = _mm256_maskz_loadu_epi16(mask, biases.add(group * 2).cast());
+            let bias = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bias)));
+            sum = _mm512_fmadd_ps(bias, _mm512_loadu_ps(group_sums.add(group)), sum);
+        }
+        sum
+    }
+}
+
+#[inline(always)]
+unsafe fn dot(sum: __m512, w: __m512i, x: __m512i) -> __m512 {
+    // SAFETY: the caller's CPU has the instruction; both types are 512 bits without invalid values.
+    unsafe { _mm512_dpbf16_ps(sum, std::mem::transmute(w), std::mem::transmute(x)) }
+}
+
+/// The last block of an output, padded with zeros.
+struct Tail {
+    codes: [u8; 512],
+    scales: [u8; 32],
+}
+
+impl Tail {
+    #[cold]
+    #[inline(never)]
+    unsafe fn new<D: DotBlock, S: BlockScales>(run: &Stream, output: usize) -> Self {
+        let mut tail = Self { codes: [0; 512], scales: [0; 32] };
+        // SAFETY: the caller vouches for the tail's codes and scales, which are shorter than a block.
+        unsafe {
+            let from = run.codes.add(output * run.code_stride + run.blocks * D::BYTES);
+            tail.codes.as_mut_ptr().copy_from_nonoverlapping(from, run.tail_codes);
+            let from = run.scales.wrapping_add(output * run.scale_stride + run.blocks * S::BYTES);
+            tail.scales.as_mut_ptr().copy_from_nonoverlapping(from, run.tail_scales);
+        }
+        tail
+    }
+}
+
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")]
-unsafe fn stream<D: DotBlock, S: BlockScales, const M: usize, const N: usize>(run: &Stream) {
+unsafe fn rows<D: DotBlock, S: BlockScales, const M: usize, const N: usize>(run: &Stream) {
     let mut output = 0;
     // SAFETY: outputs stay below `run.outputs`.
     unsafe {
         while output + N <= run.outputs {
-            outputs::<D, S, M, N>(run, output);
+            rows_outputs::<D, S, M, N>(run, output);
             output += N;
         }
         while output < run.outputs {
-            outputs::<D, S, M, 1>(run, output);
+            rows_outputs::<D, S, M, 1>(run, output);
             output += 1;
         }
     }
 }
 
-/// `N` outputs from `first` on.
+/// Several rows: each lookup meets all rows at once, so that lookups and dot products alternate and run side by side.
 #[inline(always)]
-unsafe fn outputs<D: DotBlock, S: BlockScales, const M: usize, const N: usize>(run: &Stream, first: usize) {
+unsafe fn rows_outputs<D: DotBlock, S: BlockScales, const M: usize, const N: usize>(
+    run: &Stream,
+    first: usize,
+) {
     // SAFETY: the caller vouches for the pointers of `N` outputs, the run's blocks and `M` rows.
     unsafe {
         let control = S::control(run.lanes);
-        let sums = run.sums.add(first * LANES);
-        let mut acc = [[_mm512_setzero_ps(); N]; M];
-        for m in 0..M {
-            for n in 0..N {
-                acc[m][n] = _mm512_loadu_ps(sums.add(m * run.row_stride + n * LANES));
+        let ahead = run.ahead.wrapping_add(first * run.blocks * D::BYTES);
+        if let Some(start) = &run.start {
+            for m in 0..M {
+                for n in 0..N {
+                    let at = run.sums.add(m * run.row_stride + (first + n) * LANES);
+                    _mm512_storeu_ps(at, start_sum(start, first + n, m));
+                }
             }
         }
-        let codes = run.codes.add(first * run.code_stride);
-        let scales = run.scales.wrapping_add(first * run.scale_stride);
         for block in 0..run.blocks {
-            let inputs = run.inputs.add(block * Unit::Dot.steps() * M * STEP_BYTES);
-            let mut w = [[_mm512_setzero_si512(); 8]; N];
-            let mut scale = [_mm512_setzero_ps(); N];
+            prefetch(ahead.wrapping_add(block * N * D::BYTES), N * D::BYTES);
+            let mut codes = [run.codes; N];
+            let mut scales = [run.scales; N];
             for n in 0..N {
-                w[n] = D::operands(codes.add(n * run.code_stride + block * D::BYTES));
-                scale[n] = S::lanes(scales.wrapping_add(n * run.scale_stride + block * S::BYTES), control);
+                codes[n] = run.codes.add((first + n) * run.code_stride + block * D::BYTES);
+                scales[n] = run.scales.wrapping_add((first + n) * run.scale_stride + block * S::BYTES);
             }
-            multiply::<M, N>(&w, &scale, inputs, &mut acc);
+            multiply::<D, S, M, N>(run, first, block, codes, scales, control);
         }
         if run.tail_codes > 0 {
-            let inputs = run.inputs.add(run.blocks * Unit::Dot.steps() * M * STEP_BYTES);
-            let mut w = [[_mm512_setzero_si512(); 8]; N];
-            let mut scale = [_mm512_setzero_ps(); N];
             for n in 0..N {
-                let mut padded = [0u8; 512];
-                let from = codes.add(n * run.code_stride + run.blocks * D::BYTES);
-                padded.as_mut_ptr().copy_from_nonoverlapping(from, run.tail_codes);
-                w[n] = D::operands(padded.as_ptr());
-                let mut padded = [0u8; 32];
-                let from = scales.wrapping_add(n * run.scale_stride + run.blocks * S::BYTES);
-                padded.as_mut_ptr().copy_from_nonoverlapping(from, run.tail_scales);
-                scale[n] = S::lanes(padded.as_ptr(), control);
-            }
-            multiply::<M, N>(&w, &scale, inputs, &mut acc);
-        }
-        for m in 0..M {
-            for n in 0..N {
-                _mm512_storeu_ps(sums.add(m * run.row_stride + n * LANES), acc[m][n]);
+                let tail = Tail::new::<D, S>(run, first + n);
+                let (codes, scales) = ([tail.codes.as_ptr()], [tail.scales.as_ptr()]);
+                multiply::<D, S, M, 1>(run, first + n, run.blocks, codes, scales, control);
             }
         }
     }
@@ -256,26 +346,46 @@ unsafe fn outputs<D: DotBlock, S: BlockScales, const M: usize, const N: usize>(r
 
 /// One block: eight dot products from zero for each row and output, then one multiply-add with the scales.
 #[inline(always)]
-unsafe fn multiply<const M: usize, const N: usize>(
-    w: &[[__m512i; 8]; N],
-    scale: &[__m512; N],
-    inputs: *const u8,
-    acc: &mut [[__m512; N]; M],
+unsafe fn multiply<D: DotBlock, S: BlockScales, const M: usize, const N: usize>(
+    run: &Stream,
+    first: usize,
+    block: usize,
+    codes: [*const u8; N],
+    scales: [*const u8; N],
+    control: __m512i,
 ) {
-    // SAFETY: the caller vouches for the inputs of `M` rows.
+    // SAFETY: the caller vouches for the blocks of codes and scales, and for the inputs and sums of `M` rows.
     unsafe {
-        for m in 0..M {
-            let mut sums = [_mm512_setzero_ps(); N];
-            for step in 0..8 {
-                let x = _mm512_loadu_si512(inputs.add((step * M + m) * STEP_BYTES).cast());
-                for n in 0..N {
-                    // Both types are 512 bits without invalid values.
-                    sums[n] =
-                        _mm512_dpbf16_ps(sums[n], std::mem::transmute(w[n][step]), std::mem::transmute(x));
+        let inputs = run.inputs.add(block * Unit::Dot.steps() * M * STEP_BYTES);
+        let mut scale = [S::lanes(scales[0], control); N];
+        for n in 1..N {
+            scale[n] = S::lanes(scales[n], control);
+        }
+        let mut sums = [[_mm512_setzero_ps(); N]; M];
+        let mut loaded = [D::load(codes[0], 0); N];
+        let mut w = [[_mm512_setzero_si512(); 2]; N];
+        for step in 0..8 {
+            let (half, pair, odd) = (step / 4, step / 2 % 2, step % 2);
+            for n in 0..N {
+                if step % 4 == 0 {
+                    loaded[n] = D::load(codes[n], half);
+                }
+                if odd == 0 {
+                    w[n] = D::pair(&loaded[n], half, pair);
                 }
             }
-            for n in 0..N {
-                acc[m][n] = _mm512_fmadd_ps(scale[n], sums[n], acc[m][n]);
+            for m in 0..M {
+                let x = _mm512_loadu_si512(inputs.add((step * M + m) * STEP_BYTES).cast());
+                for n in 0..N {
+                    sums[m][n] = dot(sums[m][n], w[n][odd], x);
+                }
+                // With each row's last step, not after all: stores in one burst stall the next block.
+                if step == 7 {
+                    for n in 0..N {
+                        let at = run.sums.add(m * run.row_stride + (first + n) * LANES);
+                        _mm512_storeu_ps(at, _mm512_fmadd_ps(scale[n], sums[m][n], _mm512_loadu_ps(at)));
+                    }
+                }
             }
         }
     }

@@ -7,28 +7,11 @@ use super::layout::{BLOCK, LANES, Layout};
 use super::matrix::Scales;
 use crate::Level;
 
-/// Starts the sums of one output's rows with `Σ bias · (group sum)`: 16 groups at a time, group `i` in lane `i % 16`.
+/// Widens `count` numbers to fp32 and fills the last vector of 16 with zeros.
 ///
 /// # Safety
-/// The pointers of [`Biases`] are valid for what it says, and the CPU has the kernel's instructions.
-pub(crate) type StartKernel = unsafe fn(&Biases);
-
-/// One output's biases and the rows that they meet.
-pub(crate) struct Biases {
-    pub(crate) kind: PlainType,
-    /// `groups` numbers.
-    pub(crate) biases: *const u8,
-    pub(crate) groups: usize,
-    /// Group sums of the first row, in whole vectors that end with zeros.
-    pub(crate) group_sums: *const f32,
-    /// Elements of a row's group sums.
-    pub(crate) group_stride: usize,
-    pub(crate) rows: usize,
-    /// The first row's 16 lanes.
-    pub(crate) sums: *mut f32,
-    /// Elements from one row's lanes to the next.
-    pub(crate) row_stride: usize,
-}
+/// `from` is valid for `count` numbers, `to` for whole vectors, and the CPU has the kernel's instructions.
+pub(crate) type WidenKernel = unsafe fn(kind: PlainType, from: *const u8, count: usize, to: *mut f32);
 
 /// Which of a block's scales each lane has.
 #[derive(Clone, Copy)]
@@ -41,15 +24,18 @@ pub(crate) struct LaneScales {
     pub(crate) kind: PlainType,
     /// Scales of a whole block.
     pub(crate) count: usize,
+    /// A power of two that scales are multiplied by.
+    pub(crate) factor: f32,
 }
 
 impl LaneScales {
-    pub(crate) fn new(layout: Layout, scales: &Scales) -> Self {
+    pub(crate) fn new(layout: Layout, scales: &Scales, factor: f32) -> Self {
         let mut lanes = Self {
             index: [0; LANES],
             bytes: [0x80; LANES * 4],
             kind: scales.kind,
             count: BLOCK / scales.group,
+            factor,
         };
         for lane in 0..LANES {
             let index = layout.first_input(lane) / scales.group;
@@ -61,11 +47,26 @@ impl LaneScales {
     }
 }
 
-/// Writes the scale of each lane of a block, given the block's scales as stored.
+/// Scales of a run of whole blocks of neighbouring outputs.
+pub(crate) struct ScaleRun<'a> {
+    pub(crate) lanes: &'a LaneScales,
+    pub(crate) outputs: usize,
+    pub(crate) blocks: usize,
+    /// Scales of the first output's first block, as stored.
+    pub(crate) scales: *const u8,
+    /// Bytes from one output's scales to the next.
+    pub(crate) scale_stride: usize,
+    /// Scales of the lanes: `[blocks, 16]`.
+    pub(crate) to: *mut f32,
+    /// Elements from one output's lanes to the next.
+    pub(crate) to_stride: usize,
+}
+
+/// Writes the scale of each lane of each block.
 ///
 /// # Safety
-/// `from` is valid for `count` scales, `to` for 16 numbers, and the CPU has the kernel's instructions.
-pub(crate) type ScaleKernel = unsafe fn(scales: &LaneScales, from: *const u8, to: *mut f32);
+/// The pointers cover what [`ScaleRun`] says, and the CPU has the kernel's instructions.
+pub(crate) type ScaleKernel = unsafe fn(&ScaleRun);
 
 /// Folds the lanes of `outputs` neighbouring outputs of one row and writes them.
 ///
@@ -76,7 +77,7 @@ pub(crate) type FoldKernel = unsafe fn(lanes: *const f32, outputs: usize, out: *
 /// The kernels of a level.
 #[derive(Clone, Copy)]
 pub(crate) struct SumKernels {
-    pub(crate) start: StartKernel,
+    pub(crate) widen: WidenKernel,
     pub(crate) scale: ScaleKernel,
     pub(crate) fold: FoldKernel,
 }
@@ -93,41 +94,35 @@ impl SumKernels {
     }
 }
 
-const PORTABLE: SumKernels = SumKernels { start, scale, fold: fold_outputs };
+const PORTABLE: SumKernels = SumKernels { widen, scale, fold: fold_outputs };
 
 #[inline(always)]
-unsafe fn start(from: &Biases) {
-    for row in 0..from.rows {
-        // SAFETY: the caller vouches for every row's sums and lanes, and for the biases.
-        unsafe {
-            let group_sums = from.group_sums.add(row * from.group_stride);
-            let mut lanes = [0.0f32; LANES];
-            for group in (0..from.groups).step_by(LANES) {
-                for (lane, sum) in lanes.iter_mut().enumerate() {
-                    // Padding takes part, as it does where a vector is loaded with zeros.
-                    let bias = if group + lane < from.groups {
-                        number(from.kind, from.biases, group + lane)
-                    } else {
-                        0.0
-                    };
-                    *sum = bias.mul_add(*group_sums.add(group + lane), *sum);
-                }
-            }
-            from.sums.add(row * from.row_stride).cast::<[f32; LANES]>().write_unaligned(lanes);
-        }
+unsafe fn widen(kind: PlainType, from: *const u8, count: usize, to: *mut f32) {
+    for index in 0..count.next_multiple_of(LANES) {
+        // SAFETY: the caller vouches for `count` numbers and whole vectors.
+        unsafe { to.add(index).write(if index < count { number(kind, from, index) } else { 0.0 }) };
     }
 }
 
 #[inline(always)]
-unsafe fn scale(scales: &LaneScales, from: *const u8, to: *mut f32) {
-    let mut block = [0.0f32; 8];
-    for (i, scale) in block[..scales.count.min(8)].iter_mut().enumerate() {
-        // SAFETY: the caller vouches for `count` scales.
-        *scale = unsafe { number(scales.kind, from, i) };
-    }
-    for (lane, index) in scales.index.iter().enumerate() {
-        // SAFETY: the caller vouches for 16 numbers.
-        unsafe { to.add(lane).write(block[*index as usize % 8]) };
+unsafe fn scale(run: &ScaleRun) {
+    let lanes = run.lanes;
+    for output in 0..run.outputs {
+        for block in 0..run.blocks {
+            let mut scales = [0.0f32; 8];
+            // SAFETY: the caller vouches for `count` scales and 16 numbers a block.
+            unsafe {
+                let from =
+                    run.scales.add(output * run.scale_stride + block * lanes.count * lanes.kind.size());
+                let to = run.to.add(output * run.to_stride + block * LANES);
+                for (i, scale) in scales[..lanes.count.min(8)].iter_mut().enumerate() {
+                    *scale = number(lanes.kind, from, i) * lanes.factor;
+                }
+                for (lane, index) in lanes.index.iter().enumerate() {
+                    to.add(lane).write(scales[*index as usize % 8]);
+                }
+            }
+        }
     }
 }
 
@@ -155,23 +150,26 @@ unsafe fn number(kind: PlainType, from: *const u8, index: usize) -> f32 {
 }
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) use x86::fold_eight;
+
+#[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Biases, LANES, LaneScales, PlainType, SumKernels};
+    use super::{LANES, PlainType, ScaleRun, SumKernels};
 
-    pub(super) const AVX2: SumKernels = SumKernels { start, scale, fold };
+    pub(super) const AVX2: SumKernels = SumKernels { widen, scale, fold };
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn start(from: &Biases) {
+    unsafe fn widen(kind: PlainType, from: *const u8, count: usize, to: *mut f32) {
         // SAFETY: the caller's promise is handed on; so in the next two.
-        unsafe { super::start(from) }
+        unsafe { super::widen(kind, from, count, to) }
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn scale(scales: &LaneScales, from: *const u8, to: *mut f32) {
+    unsafe fn scale(run: &ScaleRun) {
         // SAFETY: as above.
-        unsafe { super::scale(scales, from, to) }
+        unsafe { super::scale(run) }
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -181,7 +179,7 @@ mod x86 {
     }
 
     pub(super) const AVX512: SumKernels =
-        SumKernels { start: start_wide, scale: scale_wide, fold: fold_wide };
+        SumKernels { widen: widen_wide, scale: scale_wide, fold: fold_wide };
 
     /// Up to 16 numbers as fp32, then zeros.
     #[inline(always)]
@@ -201,29 +199,31 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn start_wide(from: &Biases) {
-        // SAFETY: the caller vouches for every row's sums and lanes, and for the biases.
-        unsafe {
-            for row in 0..from.rows {
-                let group_sums = from.group_sums.add(row * from.group_stride);
-                let mut sum = _mm512_setzero_ps();
-                for group in (0..from.groups).step_by(LANES) {
-                    let at = from.biases.add(group * from.kind.size());
-                    let bias = numbers(from.kind, at, from.groups - group);
-                    sum = _mm512_fmadd_ps(bias, _mm512_loadu_ps(group_sums.add(group)), sum);
-                }
-                _mm512_storeu_ps(from.sums.add(row * from.row_stride), sum);
+    unsafe fn widen_wide(kind: PlainType, from: *const u8, count: usize, to: *mut f32) {
+        for first in (0..count).step_by(LANES) {
+            // SAFETY: the caller vouches for `count` numbers and whole vectors.
+            unsafe {
+                let vector = numbers(kind, from.add(first * kind.size()), count - first);
+                _mm512_storeu_ps(to.add(first), vector);
             }
         }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn scale_wide(scales: &LaneScales, from: *const u8, to: *mut f32) {
+    unsafe fn scale_wide(run: &ScaleRun) {
+        let lanes = run.lanes;
         // SAFETY: the caller vouches for the scales and the lanes.
         unsafe {
-            let block = numbers(scales.kind, from, scales.count);
-            let index = _mm512_loadu_si512(scales.index.as_ptr().cast());
-            _mm512_storeu_ps(to, _mm512_permutexvar_ps(index, block));
+            let index = _mm512_loadu_si512(lanes.index.as_ptr().cast());
+            let factor = _mm512_set1_ps(lanes.factor);
+            for output in 0..run.outputs {
+                for block in 0..run.blocks {
+                    let from = output * run.scale_stride + block * lanes.count * lanes.kind.size();
+                    let scales = numbers(lanes.kind, run.scales.add(from), lanes.count);
+                    let scales = _mm512_mul_ps(_mm512_permutexvar_ps(index, scales), factor);
+                    _mm512_storeu_ps(run.to.add(output * run.to_stride + block * LANES), scales);
+                }
+            }
         }
     }
 
@@ -242,7 +242,7 @@ mod x86 {
 
     /// The folds of eight outputs, each in the order of `input::fold`: halves of two outputs are added side by side.
     #[inline(always)]
-    unsafe fn fold_eight(lanes: *const f32) -> __m256 {
+    pub(crate) unsafe fn fold_eight(lanes: *const f32) -> __m256 {
         // SAFETY: the caller vouches for eight sums and AVX-512.
         unsafe {
             let mut eights = [_mm512_setzero_ps(); 4];
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_instruction_set_folds_and_starts_as_portable_code_does() {
+    fn every_instruction_set_folds_and_widens_as_portable_code_does() {
         let numbers: Vec<f32> =
             (0..1024u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as f32 * 1e-5 - 80.0).collect();
         for level in [Level::Avx2, Level::Avx512].into_iter().filter(|level| level.is_available()) {
@@ -290,28 +290,16 @@ mod tests {
                 assert_eq!(found, expected, "{level:?}, {outputs} outputs");
             }
             for kind in [PlainType::F32, PlainType::F16, PlainType::Bf16] {
-                for groups in [1, 15, 16, 40] {
-                    let run = |kernels: &SumKernels| {
-                        let mut sums = vec![0.0f32; 3 * 20];
-                        let bytes: Vec<u8> =
-                            numbers[..groups].iter().flat_map(|x| number_bytes(kind, *x)).collect();
-                        let group_sums: Vec<f32> =
-                            (0..3 * 48).map(|i| if i % 48 < groups { numbers[i] } else { 0.0 }).collect();
-                        let biases = Biases {
-                            kind,
-                            biases: bytes.as_ptr(),
-                            groups,
-                            group_sums: group_sums.as_ptr(),
-                            group_stride: 48,
-                            rows: 3,
-                            sums: sums.as_mut_ptr(),
-                            row_stride: 20,
-                        };
-                        // SAFETY: the vectors hold three rows; the level is available.
-                        unsafe { (kernels.start)(&biases) };
-                        sums
-                    };
-                    assert_eq!(run(&kernels), run(&PORTABLE), "{level:?} {kind:?} {groups} groups");
+                for count in [1, 15, 16, 40] {
+                    let bytes: Vec<u8> =
+                        numbers[..count].iter().flat_map(|x| number_bytes(kind, *x)).collect();
+                    let (mut found, mut expected) = (vec![1.0f32; 48], vec![1.0f32; 48]);
+                    // SAFETY: 40 numbers fill three vectors at most; the level is available.
+                    unsafe {
+                        (kernels.widen)(kind, bytes.as_ptr(), count, found.as_mut_ptr());
+                        (PORTABLE.widen)(kind, bytes.as_ptr(), count, expected.as_mut_ptr());
+                    }
+                    assert_eq!(found, expected, "{level:?} {kind:?} {count} numbers");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! From stored codes to the operands of a step: one block of one output at a time.
+//! From stored codes to the operands of a step.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
@@ -9,20 +9,75 @@ use flint_weights::Form;
 use super::layout::{BLOCK, Layout, Unit};
 use crate::Level;
 
-/// Decodes a whole block: reads `Part::block_bytes` codes, writes `Unit::block_bytes` operands in the layout's order.
+/// A run of whole blocks of neighbouring outputs.
+pub(crate) struct Decode {
+    pub(crate) outputs: usize,
+    pub(crate) blocks: usize,
+    /// Codes of the first output's first block.
+    pub(crate) codes: *const u8,
+    /// Bytes from one output's codes to the next.
+    pub(crate) code_stride: usize,
+    /// Where the next run's codes are, as far apart: they are asked for meanwhile. May point anywhere.
+    pub(crate) ahead: *const u8,
+    /// Decoded blocks, aligned to 64.
+    pub(crate) to: *mut u8,
+    /// Bytes from one output's decoded blocks to the next.
+    pub(crate) to_stride: usize,
+}
+
+/// Decodes a run in the layout's order.
 ///
 /// # Safety
-/// The pointers cover these bytes, `to` is aligned to 64, and the CPU has the decoder's instructions.
-pub(crate) type BlockDecoder = unsafe fn(from: *const u8, to: *mut u8);
+/// The pointers cover what [`Decode`] says and the CPU has the kernel's instructions.
+pub(crate) type DecodeKernel = unsafe fn(&Decode);
 
-/// The decoder of a form.
-pub(crate) fn decoder(level: Level, layout: Layout, form: &Form) -> BlockDecoder {
+/// The kernel of a form.
+pub(crate) fn kernel(level: Level, layout: Layout, form: &Form) -> DecodeKernel {
     let own = match (layout.unit, level) {
         #[cfg(target_arch = "x86_64")]
-        (Unit::Dot, _) | (_, Level::Avx512) => avx512::decoder(layout, form),
+        (Unit::Dot, _) | (_, Level::Avx512) => avx512::kernel(layout, form),
         _ => None,
     };
-    own.unwrap_or_else(|| portable::decoder(layout, form))
+    own.unwrap_or_else(|| portable::kernel(layout, form))
+}
+
+/// One instruction set's way to decode a block.
+trait Block {
+    /// Bytes of a block of codes.
+    const BYTES: usize;
+    /// Bytes of a decoded block.
+    const DECODED: usize;
+
+    /// Decodes a block.
+    ///
+    /// # Safety
+    /// The pointers cover these bytes, `to` is aligned to 64, and the CPU has the instructions.
+    unsafe fn decode(from: *const u8, to: *mut u8);
+}
+
+#[inline(always)]
+unsafe fn each<B: Block>(run: &Decode) {
+    for output in 0..run.outputs {
+        for block in 0..run.blocks {
+            let at = output * run.code_stride + block * B::BYTES;
+            ask(run.ahead.wrapping_add(at), B::BYTES);
+            // SAFETY: the caller vouches for every block of every output.
+            unsafe { B::decode(run.codes.add(at), run.to.add(output * run.to_stride + block * B::DECODED)) };
+        }
+    }
+}
+
+/// Asks for bytes that come soon.
+#[inline(always)]
+fn ask(from: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..bytes).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch reads nothing, wherever it points; every x86-64 CPU has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (from, bytes);
 }
 
 const _: () = assert!(Unit::Fma.block_bytes() == BLOCK * 4 && Unit::Dot.block_bytes() == BLOCK * 2);
@@ -52,7 +107,19 @@ mod tests {
     }
 
     #[repr(align(64))]
-    struct Block([u8; 1024]);
+    struct Decoded([u8; 1024]);
+
+    fn one_block(codes: &[u8], to: &mut Decoded) -> Decode {
+        Decode {
+            outputs: 1,
+            blocks: 1,
+            codes: codes.as_ptr(),
+            code_stride: 0,
+            ahead: codes.as_ptr(),
+            to: to.0.as_mut_ptr(),
+            to_stride: 0,
+        }
+    }
 
     #[test]
     fn every_instruction_set_decodes_a_block_as_the_portable_decoder_does() {
@@ -72,11 +139,11 @@ mod tests {
                         // E4M3's NaN codes are refused where checkpoints are read; 1024 bytes hold any block.
                         let not_nan = |byte: u8| if byte & 0x7F == 0x7F { byte ^ 2 } else { byte };
                         let codes: Vec<u8> = (0..1024).map(byte).map(not_nan).collect();
-                        let (mut found, mut expected) = (Block([0; 1024]), Block([0; 1024]));
+                        let (mut found, mut expected) = (Decoded([0; 1024]), Decoded([0; 1024]));
                         // SAFETY: blocks are at most 1024 bytes on both sides; the level is available.
                         unsafe {
-                            decoder(level, layout, &form)(codes.as_ptr(), found.0.as_mut_ptr());
-                            portable::decoder(layout, &form)(codes.as_ptr(), expected.0.as_mut_ptr());
+                            kernel(level, layout, &form)(&one_block(&codes, &mut found));
+                            portable::kernel(layout, &form)(&one_block(&codes, &mut expected));
                         }
                         let bytes = unit.block_bytes();
                         let first = (0..bytes).find(|i| found.0[*i] != expected.0[*i]);

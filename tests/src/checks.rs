@@ -113,7 +113,10 @@ fn flat_call(value: &Value) -> (String, Vec<(String, String)>) {
 
 /// Runs the answer's code on the check's cases.
 fn python(value: &Value, text: &str) -> bool {
-    let code = text.split_once("```python\n").and_then(|(_, rest)| rest.split_once("```")).map_or(text, |(code, _)| code);
+    let code = text
+        .split_once("```python\n")
+        .and_then(|(_, rest)| rest.split_once("```"))
+        .map_or(text, |(code, _)| code);
     let program = "import json, sys\ntask = json.load(sys.stdin)\nspace = {}\nexec(task['code'], space)\n\
                    print(all(space[task['fn']](*case[0]) == case[1] for case in task['cases']))";
     let task = serde_json::json!({ "code": code, "fn": value["fn"], "cases": value["cases"] });

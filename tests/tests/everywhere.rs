@@ -64,3 +64,26 @@ fn a_queue_that_runs_at_the_next_wait_gives_the_same_bits() {
         }
     }
 }
+
+/// FNV-1a of the logits' bits, rows in order.
+fn digest(rows: &[Vec<u32>]) -> u64 {
+    rows.iter()
+        .flatten()
+        .flat_map(|bits| bits.to_le_bytes())
+        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
+}
+
+/// Digests of `cpu-lanes-1`, taken on x86-64 with AVX-512. A change of one is a change of the arithmetic: it needs a new
+/// arithmetic string.
+const LANES_1: [u64; 3] = [0xDE14_3AB5_83EF_F112, 0x241F_DE4D_C49D_3F3F, 0x5FAF_F288_6E88_4FA3];
+
+#[test]
+fn the_fp32_arithmetic_gives_the_bits_of_every_other_machine() {
+    let found = TINY.map(|tiny| {
+        let mut model = load(tiny, cpu(Arithmetic::Lanes, 1));
+        assert_eq!(model.arithmetic_id().split_once("cpu-").map(|(_, name)| name), Some("lanes-1"));
+        let tokens = tokens(&model);
+        digest(&feed(&mut model, &tokens, &CUTS))
+    });
+    assert_eq!(found, LANES_1, "{found:#018x?}");
+}

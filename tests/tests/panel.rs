@@ -76,8 +76,10 @@ fn passed(arithmetic: Arithmetic) -> usize {
             }
         }
         pieces.extend(stream.finish());
-        let answer: String =
-            pieces.iter().filter_map(|p| if let Piece::Content(text) = p { Some(text.as_str()) } else { None }).collect();
+        let answer: String = pieces
+            .iter()
+            .filter_map(|p| if let Piece::Content(text) = p { Some(text.as_str()) } else { None })
+            .collect();
         passed += usize::from(checks::passes(&row["check"], &answer));
     }
     engine.shutdown();

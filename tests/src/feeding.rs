@@ -48,8 +48,6 @@ pub fn bits(logits: &[f32]) -> Bits {
 
 /// Says where two rows of logits differ first.
 ///
-/// # Panics
-/// When they differ.
 pub fn assert_same(what: &str, found: &[u32], expected: &[u32]) {
     assert_eq!(found.len(), expected.len(), "{what}: number of logits");
     let differ = found.iter().zip(expected).filter(|(a, b)| a != b).count();
@@ -99,7 +97,7 @@ pub fn feed(model: &mut dyn LanguageModel, tokens: &[u32], cuts: &[usize]) -> Ve
 pub fn whole(model: &dyn LanguageModel, len: usize) -> Vec<usize> {
     let rows = model.limits().rows;
     let mut cuts = vec![rows; len / rows];
-    if len % rows > 0 {
+    if !len.is_multiple_of(rows) {
         cuts.push(len % rows);
     }
     cuts

@@ -51,8 +51,6 @@ impl Goldens {
 
 /// The largest distance of logits from the reference's.
 ///
-/// # Panics
-/// When their numbers differ.
 pub fn distance(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     found
@@ -64,8 +62,6 @@ pub fn distance(found: &[f32], expected: &[f32]) -> f32 {
 
 /// Fails when a value is farther than `tolerance` from the reference's, or is no number.
 ///
-/// # Panics
-/// As said.
 pub fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
     let worst = distance(found, expected);
     assert!(worst <= tolerance, "{what}: {worst:e} away from the reference, {tolerance:e} is allowed");

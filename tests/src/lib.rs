@@ -2,7 +2,7 @@
 //!
 //! The contracts themselves are the files of `tests/tests`, one for each.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a broken fixture ends the test
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::missing_panics_doc)] // test support
 
 pub mod checks;
 pub mod feeding;

@@ -42,8 +42,6 @@ impl Probe for Collector {
 /// Compares prefill logits, best tokens and cached greedy decoding of prompts p7, p64 and p300. `prefix` stands before
 /// the names of results (`f32.` in the MLX fixtures).
 ///
-/// # Panics
-/// When one differs.
 pub fn check_text(model: &mut dyn LanguageModel, goldens: &Goldens, prefix: &str) {
     for prompt in ["p7", "p64", "p300"] {
         let tokens = goldens.tokens(&format!("{prompt}.input_ids"));
@@ -71,8 +69,6 @@ pub fn check_text(model: &mut dyn LanguageModel, goldens: &Goldens, prefix: &str
 
 /// Runs a prompt with somebody looking at every point.
 ///
-/// # Panics
-/// When the model refuses it.
 pub fn look(model: &mut Glm<Cpu>, tokens: &[u32]) -> Collector {
     let sequence = model.open().unwrap();
     let mut collector = Collector::default();
@@ -87,8 +83,6 @@ pub fn look(model: &mut Glm<Cpu>, tokens: &[u32]) -> Collector {
 
 /// Compares the streams after layers 0, 3, 6 and 7 of prompt p7.
 ///
-/// # Panics
-/// When one differs.
 pub fn check_streams(model: &mut Glm<Cpu>, goldens: &Goldens, prefix: &str) {
     let seen = look(model, &goldens.tokens("p7.input_ids"));
     for layer in [0, 3, 6, 7] {
@@ -104,8 +98,6 @@ pub fn check_streams(model: &mut Glm<Cpu>, goldens: &Goldens, prefix: &str) {
 
 /// Compares every stored intermediate of the fixture in the official layout, which is too large for the repository.
 ///
-/// # Panics
-/// When one differs.
 pub fn check_official(model: &mut Glm<Cpu>, folder: &Path) {
     let goldens = Goldens::open(&folder.join("goldens.safetensors"));
     check_text(model, &goldens, "");

@@ -1,5 +1,7 @@
 //! Chunked == whole: cutting a prompt anywhere changes no bit of any row.
 
+#![allow(clippy::unwrap_used, clippy::panic, clippy::missing_panics_doc)] // a contract that cannot run has failed
+
 use flint_contracts::feeding::{Dice, assert_same, feed, whole};
 use flint_contracts::{TINY, Tiny, arithmetics, model};
 use flint_cpu::Arithmetic;

@@ -1,5 +1,7 @@
 //! The embedded model says what the reference says: greedy text of every golden prompt, logits where they are firm.
 
+#![allow(clippy::unwrap_used, clippy::panic, clippy::missing_panics_doc)] // a contract that cannot run has failed
+
 use flint_contracts::feeding::{append, append_cut, best, whole};
 use flint_contracts::goldens::{Goldens, assert_close, floats};
 use flint_contracts::{Tiny, arithmetics, model, root};

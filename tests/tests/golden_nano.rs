@@ -1,5 +1,7 @@
 //! The random tiny models give MLX's fp32 results: both MLX layouts, fused and unfused, uniform and mixed widths.
 
+#![allow(clippy::unwrap_used, clippy::panic, clippy::missing_panics_doc)] // a contract that cannot run has failed
+
 use flint_contracts::goldens::Goldens;
 use flint_contracts::{Tiny, model, nano};
 use flint_cpu::Arithmetic;

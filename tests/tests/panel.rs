@@ -1,5 +1,7 @@
 //! The embedded model answers the held-out panel as well as the reference does: 187 of 200 prompts.
 
+#![allow(clippy::unwrap_used, clippy::panic, clippy::missing_panics_doc)] // a contract that cannot run has failed
+
 use flint_chat::{ChatFiles, ChatFormat, ChatRequest, Piece, StreamOptions};
 use flint_contracts::{Tiny, checks, model};
 use flint_cpu::Arithmetic;

@@ -31,14 +31,15 @@ pub(super) enum Command {
 /// The commands, for people.
 pub(super) const HELP: &str = "\
 /clear              forget the conversation
-/system [TEXT]      put an instruction before the conversation (no text removes it), and forget the conversation
+/system [TEXT]      put an instruction first (no text removes it); forgets too
 /think on|off       let the model think before it answers, or not
-/set [NAME VALUE]   change how tokens are drawn (temperature, top-p, top-k, min-p, repetition-penalty,
-                    presence-penalty, frequency-penalty, seed, max-tokens), or show it
+/set [NAME VALUE]   change how tokens are drawn, or show it: temperature,
+                    top-p, top-k, min-p, repetition-penalty, presence-penalty,
+                    frequency-penalty, seed, max-tokens
 /stats              figures of this conversation
 /save FILE          write the conversation as JSON
 /quit               end (also Ctrl-D)
-A line that ends in \\ goes on in the next one. A message that starts with / is written //.";
+A line that ends in \\ goes on in the next one. Write // to start with a slash.";
 
 /// Tells messages from commands.
 pub(super) fn parse(text: &str) -> Line {

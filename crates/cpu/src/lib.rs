@@ -9,6 +9,12 @@
 //! `product/` matrices and their products, `op/` one file for each other operation.
 
 #![allow(unsafe_code)]
+// The intrinsics of `std::arch` are named by the instruction; a list of them says nothing more.
+#![allow(clippy::wildcard_imports)]
+// Kernels read packed codes through unaligned loads, and arranged rows that start on cache lines.
+#![allow(clippy::cast_ptr_alignment)]
+// Between register types of one width; the target is the argument's type.
+#![allow(clippy::missing_transmute_annotations)]
 
 mod buffer;
 mod lanes;
@@ -40,7 +46,7 @@ pub enum Arithmetic {
 pub enum Level {
     /// Portable Rust.
     Scalar,
-    /// AVX2 and FMA.
+    /// AVX2, FMA and F16C.
     Avx2,
     /// AVX-512 F, BW, DQ, VL and VBMI.
     Avx512,
@@ -94,7 +100,9 @@ impl Level {
             Self::Scalar => true,
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => {
-                std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma")
+                std::arch::is_x86_feature_detected!("avx2")
+                    && std::arch::is_x86_feature_detected!("fma")
+                    && std::arch::is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {

@@ -106,7 +106,7 @@ impl Pool {
     fn open(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
         let shared = &*self.shared;
         // SAFETY: the lifetime is taken off the pointer; nobody is inside the region when `run` returns (`close`).
-        let task: Task = unsafe { std::mem::transmute(&raw const *task) };
+        let task: Task = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Task>(task) };
         // SAFETY: no region is open, and the last one waited until nobody was inside.
         unsafe { *shared.region.get() = Some((task, count)) };
         shared.next.0.store(0, Ordering::Relaxed);
@@ -196,7 +196,7 @@ impl Shared {
                 self.parked.0.fetch_add(1, Ordering::SeqCst);
                 // Looked at again after being counted: whoever opens a region from here on unparks.
                 let state = self.state.0.load(Ordering::SeqCst);
-                if state % 2 == 0 || state == last {
+                if state.is_multiple_of(2) || state == last {
                     thread::park();
                 }
                 self.parked.0.fetch_sub(1, Ordering::SeqCst);

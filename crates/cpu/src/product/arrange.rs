@@ -3,8 +3,10 @@
 //! A block is 256 numbers. They are rounded to eight registers of bf16; each register of the arranged block takes its
 //! words from four pairs of these. Group sums are dot products with ones, so they are sums of the rounded numbers.
 
+#[allow(clippy::wildcard_imports, reason = "intrinsics")]
 use std::arch::x86_64::*;
 
+use super::engine::x86::dot;
 use super::input::Shape;
 use super::layout::{Arrangement, BLOCK, LANES, Layout, Order, STEP_BYTES, Unit};
 use super::sums::fold_eight;
@@ -136,12 +138,12 @@ impl GroupSums {
     /// Adds a group: its numbers times one, from zero.
     #[inline(always)]
     unsafe fn push(&mut self, group: &[__m512i]) {
-        // SAFETY: plain AVX-512 with BF16; `__m512bh` has no invalid values.
+        // SAFETY: plain AVX-512 with BF16.
         unsafe {
-            let ones: __m512bh = std::mem::transmute(_mm512_set1_epi16(0x3F80));
+            let ones = _mm512_set1_epi16(0x3F80);
             let mut sum = _mm512_setzero_ps();
             for numbers in group {
-                sum = _mm512_dpbf16_ps(sum, std::mem::transmute::<__m512i, __m512bh>(*numbers), ones);
+                sum = dot(sum, *numbers, ones);
             }
             self.lanes[self.pending] = sum;
             self.pending += 1;

@@ -66,7 +66,7 @@ fn decode_row(part: &Part, output: usize, to: &mut [f32]) {
             }
         }
         (Form::Affine { .. } | Form::Fp8Block { .. }, _) => {
-            debug_assert!(false, "scales come with these forms")
+            debug_assert!(false, "scales come with these forms");
         }
     }
 }

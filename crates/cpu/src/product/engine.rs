@@ -76,9 +76,23 @@ impl Engine for Scalar {
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86 {
+    #[allow(clippy::wildcard_imports, reason = "intrinsics")]
     use std::arch::x86_64::*;
 
     use super::Engine;
+
+    /// `sum + w · x` of bf16 pairs.
+    ///
+    /// # Safety
+    /// The CPU has AVX-512 BF16.
+    #[inline(always)]
+    pub(crate) unsafe fn dot(sum: __m512, w: __m512i, x: __m512i) -> __m512 {
+        // SAFETY: as the caller vouches; both types are 512 bits without invalid values.
+        unsafe {
+            let w = std::mem::transmute::<__m512i, __m512bh>(w);
+            _mm512_dpbf16_ps(sum, w, std::mem::transmute::<__m512i, __m512bh>(x))
+        }
+    }
 
     /// fp32 in 256-bit registers.
     pub(crate) struct Avx2;
@@ -198,14 +212,15 @@ pub(crate) mod x86 {
         }
         #[inline(always)]
         unsafe fn step(sums: __m512, w: __m512i, x: __m512i) -> __m512 {
-            // SAFETY: as above; both types are 512 bits without invalid values.
-            unsafe { _mm512_dpbf16_ps(sums, std::mem::transmute(w), std::mem::transmute(x)) }
+            // SAFETY: as above.
+            unsafe { dot(sums, w, x) }
         }
     }
 }
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod arm {
+    #[allow(clippy::wildcard_imports, reason = "intrinsics")]
     use std::arch::aarch64::*;
 
     use super::Engine;

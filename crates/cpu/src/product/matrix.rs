@@ -238,7 +238,7 @@ impl Part {
                 per_row: self.inputs / group,
                 rows_per_scale: 1,
                 first_row: 0,
-                scales: scales.as_slice(),
+                numbers: scales.as_slice(),
                 biases: Some(biases.as_slice()),
             }),
             Form::Fp8Block { scales, first_row, .. } => Some(Scales {
@@ -247,7 +247,7 @@ impl Part {
                 per_row: self.inputs.div_ceil(flint_weights::matrix::FP8_BLOCK),
                 rows_per_scale: flint_weights::matrix::FP8_BLOCK,
                 first_row: *first_row,
-                scales: scales.as_slice(),
+                numbers: scales.as_slice(),
                 biases: None,
             }),
         }
@@ -263,14 +263,14 @@ pub(crate) struct Scales<'a> {
     pub(crate) per_row: usize,
     rows_per_scale: usize,
     first_row: usize,
-    scales: &'a [u8],
+    numbers: &'a [u8],
     biases: Option<&'a [u8]>,
 }
 
 impl<'a> Scales<'a> {
     /// The scales of an output, in stored form.
     pub(crate) fn row(&self, output: usize) -> &'a [u8] {
-        self.cut(self.scales, output)
+        self.cut(self.numbers, output)
     }
 
     /// The biases of an output, in stored form.

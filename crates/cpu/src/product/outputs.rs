@@ -220,7 +220,7 @@ impl Outputs<'_> {
         let (biases, groups) = row.unwrap_or_default();
         let group_sums = self.inputs.wrapping_add(self.shape.sums_start(tile * self.shape.tile_rows));
         let group_stride = self.shape.sums_per_row();
-        stream::Biases { biases: biases.as_ptr(), groups, group_sums: group_sums.cast(), group_stride }
+        stream::Biases { numbers: biases.as_ptr(), groups, group_sums: group_sums.cast(), group_stride }
     }
 
     /// The operands of a tile from a block on.

@@ -4,10 +4,12 @@
 //! up, multiplied with each row and forgotten. Up to eight rows share the lookups. The order of a sum is that of
 //! `layout.rs`.
 
+#[allow(clippy::wildcard_imports, reason = "intrinsics")]
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 use super::decode::avx512::{Bf16, Bytes8, DotBlock, Fp8, Runs2, Runs3, Runs4, Runs5, Runs6};
+use super::engine::x86::dot;
 use super::layout::{LANES, STEP_BYTES, Unit};
 use super::sums::LaneScales;
 use flint_weights::{Form, PlainType};
@@ -54,7 +56,7 @@ pub(crate) struct Stream<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Biases {
     /// The first output's; nothing where `groups` is 0.
-    pub(crate) biases: *const u8,
+    pub(crate) numbers: *const u8,
     pub(crate) groups: usize,
     /// Group sums of the first row: whole vectors that end with zeros.
     pub(crate) group_sums: *const f32,
@@ -248,7 +250,7 @@ unsafe fn prefetch(from: *const u8, bytes: usize) {
 unsafe fn start_sum(start: &Biases, output: usize, row: usize) -> __m512 {
     // SAFETY: the caller vouches for the output's biases and the row's group sums.
     unsafe {
-        let biases = start.biases.wrapping_add(output * start.groups * 2);
+        let biases = start.numbers.wrapping_add(output * start.groups * 2);
         let group_sums = start.group_sums.wrapping_add(row * start.group_stride);
         let mut sum = _mm512_setzero_ps();
         for group in (0..start.groups).step_by(LANES) {
@@ -260,12 +262,6 @@ unsafe fn start_sum(start: &Biases, output: usize, row: usize) -> __m512 {
         }
         sum
     }
-}
-
-#[inline(always)]
-unsafe fn dot(sum: __m512, w: __m512i, x: __m512i) -> __m512 {
-    // SAFETY: the caller's CPU has the instruction; both types are 512 bits without invalid values.
-    unsafe { _mm512_dpbf16_ps(sum, std::mem::transmute(w), std::mem::transmute(x)) }
 }
 
 /// The last block of an output, padded with zeros.

@@ -65,7 +65,9 @@ fn one_percent_off(matrix: &QuantMatrix) -> QuantMatrix {
             *weight = (*weight - bias) * 1.01 + bias;
         }
     } else {
-        weights.iter_mut().for_each(|weight| *weight *= 1.01);
+        for weight in &mut weights {
+            *weight *= 1.01;
+        }
     }
     let values = weights.iter().flat_map(|weight| (*weight as f32).to_le_bytes()).collect();
     let form = Form::Plain { kind: PlainType::F32, values: flint_weights::HostBytes::from_vec(values) };

@@ -1,7 +1,11 @@
 //! From stored codes to the operands of a step.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 use flint_weights::Form;
@@ -36,6 +40,10 @@ pub(crate) fn kernel(level: Level, layout: Layout, form: &Form) -> DecodeKernel 
     let own = match (layout.unit, level) {
         #[cfg(target_arch = "x86_64")]
         (Unit::Dot, _) | (_, Level::Avx512) => avx512::kernel(layout, form),
+        #[cfg(target_arch = "x86_64")]
+        (Unit::Fma, Level::Avx2) => avx2::kernel(form),
+        #[cfg(target_arch = "aarch64")]
+        (Unit::Fma, Level::Neon) => neon::kernel(form),
         _ => None,
     };
     own.unwrap_or_else(|| portable::kernel(layout, form))
@@ -128,9 +136,9 @@ mod tests {
         for level in levels {
             for form in forms() {
                 for unit in [Unit::Fma, Unit::Dot] {
-                    if unit == Unit::Dot && !crate::Arithmetic::dot_is_available()
-                        || !super::super::layout::exact_in_bf16(&form) && unit == Unit::Dot
-                    {
+                    let dot =
+                        super::super::layout::exact_in_bf16(&form) && crate::Arithmetic::dot_is_available();
+                    if unit == Unit::Dot && !dot {
                         continue;
                     }
                     let layout = Layout::of(unit, &form);

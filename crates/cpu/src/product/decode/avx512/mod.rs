@@ -10,6 +10,7 @@ mod bytes;
 mod runs;
 mod windows;
 
+#[allow(clippy::wildcard_imports, reason = "intrinsics")]
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 

@@ -196,7 +196,7 @@ impl Bench {
     fn measure_llama(&self, task: &Peers, pair: &Pair, threads: usize, rates: &mut Rates) -> Outcome {
         let file = self.work.join(format!("{}.gguf", pair.gguf));
         let numbers = [task.prompt, task.decode, threads].map(|n| n.to_string());
-        let options = ["-p", &numbers[0], "-n", &numbers[1], "-t", &numbers[2], "-r", "2", "-o", "json"];
+        let options = ["-p", &numbers[0], "-n", &numbers[1], "-t", &numbers[2], "-r", "1", "-o", "json"];
         let said = output(Command::new(self.tool("llama-bench")).arg("-m").arg(file).args(options))?;
         let found: Value = serde_json::from_str(&said).map_err(|e| format!("llama-bench: {e}"))?;
         for run in found.as_array().into_iter().flatten() {
@@ -211,7 +211,7 @@ impl Bench {
     fn measure_flint(&self, task: &Peers, pair: &Pair, threads: usize, rates: &mut Rates) -> Outcome<Value> {
         let mut command = Command::new(&self.flint);
         command.arg("bench").arg(self.work.join(format!("mlx{}", pair.bits))).arg("--json");
-        command.args(["--batch", "1,4,8", "--prompt"]).arg(task.prompt.to_string());
+        command.args(["--repeat", "1", "--batch", "1,4,8", "--prompt"]).arg(task.prompt.to_string());
         command.arg("--decode").arg(task.decode.to_string()).arg("--threads").arg(threads.to_string());
         let said = output(&mut command)?;
         let found: Value = serde_json::from_str(&said).map_err(|e| format!("flint bench: {e}"))?;

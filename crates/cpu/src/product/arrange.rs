@@ -3,7 +3,6 @@
 //! A block is 256 numbers. They are rounded to eight registers of bf16; each register of the arranged block takes its
 //! words from four pairs of these. Group sums are dot products with ones, so they are sums of the rounded numbers.
 
-#[allow(clippy::wildcard_imports, reason = "intrinsics")]
 use std::arch::x86_64::*;
 
 use super::engine::x86::dot;

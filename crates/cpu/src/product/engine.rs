@@ -76,7 +76,6 @@ impl Engine for Scalar {
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86 {
-    #[allow(clippy::wildcard_imports, reason = "intrinsics")]
     use std::arch::x86_64::*;
 
     use super::Engine;
@@ -220,7 +219,6 @@ pub(crate) mod x86 {
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) mod arm {
-    #[allow(clippy::wildcard_imports, reason = "intrinsics")]
     use std::arch::aarch64::*;
 
     use super::Engine;

@@ -5,9 +5,6 @@
 //! `tile.rs` the multiply-adds of each instruction set, `stream.rs` those of few rows, `sums.rs` where a sum starts and ends,
 //! `outputs.rs` the work of a task, `run.rs` the tasks of a call, `embed.rs` table rows.
 
-// Typed pointers into scratch memory and mapped codes: unaligned reads say so where they happen.
-#![allow(clippy::cast_ptr_alignment)]
-
 #[cfg(target_arch = "x86_64")]
 mod arrange;
 mod decode;

@@ -25,7 +25,7 @@ const CHUNK_BYTES: usize = 1024;
 pub(crate) const PANEL_ROWS: usize = 120;
 /// The most outputs that stream together, and about how many bytes of codes they have: as much is asked for ahead.
 const STREAM: usize = 32;
-const STREAM_BYTES: usize = 16 << 10;
+const STREAM_BYTES: usize = 32 << 10;
 /// Vectors of biases that are widened at a time.
 const BIAS_VECTORS: usize = 4;
 

@@ -1,10 +1,9 @@
 //! Products of few rows: codes become operands in registers as they stream by.
 //!
 //! One row is bound by reading the weights, so nothing is written that need not be: a block of codes is loaded, looked
-//! up, multiplied with each row and forgotten. Up to eight rows share the lookups. The order of a sum is that of
+//! up, multiplied with each row and forgotten. Up to six rows share the lookups. The order of a sum is that of
 //! `layout.rs`.
 
-#[allow(clippy::wildcard_imports, reason = "intrinsics")]
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
@@ -87,30 +86,30 @@ pub(crate) fn kernels(unit: Unit, form: &Form) -> Option<StreamKernels> {
             64 => affine::<Bf16Scales<4>>(*bits),
             _ => affine::<Bf16Scales<2>>(*bits),
         }),
-        (Unit::Dot, Form::Fp8Block { .. }) => Some(Eight::<Fp8, F32Scales>::up_to(20)),
-        (Unit::Dot, Form::Plain { kind: PlainType::Bf16, .. }) => Some(Eight::<Bf16, NoScales>::up_to(40)),
+        (Unit::Dot, Form::Fp8Block { .. }) => Some(Six::<Fp8, F32Scales>::up_to(20)),
+        (Unit::Dot, Form::Plain { kind: PlainType::Bf16, .. }) => Some(Six::<Bf16, NoScales>::up_to(40)),
         // Scales of other types are rare: panels take them.
         _ => None,
     }
 }
 
 /// Where panels overtake was measured on Zen 4 from the second-level cache, in cycles of a block of an output and row:
-/// 4 bits 10.2 against 9.4 + 40 / rows; 8 bits 12.7, FP8 11.6, bf16 10.7; other widths by their lookups' number.
+/// 4 bits 10.2 against 9.4 + 40 / rows; 8 bits 12.8, FP8 11.7, bf16 10.7; other widths by their lookups' number.
 fn affine<S: BlockScales>(bits: u8) -> StreamKernels {
     match bits {
         2 => Four::<Runs2, S>::KERNELS,
         3 => Four::<Runs3, S>::KERNELS,
-        4 => Eight::<Runs4, S>::up_to(40),
+        4 => Six::<Runs4, S>::up_to(40),
         5 => Four::<Runs5, S>::KERNELS,
         6 => Four::<Runs6, S>::KERNELS,
-        _ => Eight::<Bytes8, Halved<S>>::up_to(16),
+        _ => Six::<Bytes8, Halved<S>>::up_to(16),
     }
 }
 
-/// Kernels of up to eight rows. One or two rows take four outputs at a time, more take two: as many as registers hold.
-struct Eight<D, S>(PhantomData<(D, S)>);
+/// Kernels of up to six rows. The fewer rows, the more outputs share their inputs: as many as registers hold.
+struct Six<D, S>(PhantomData<(D, S)>);
 
-impl<D: DotBlock, S: BlockScales> Eight<D, S> {
+impl<D: DotBlock, S: BlockScales> Six<D, S> {
     const TILES: &'static [StreamKernel] = &[
         rows::<D, S, 1, 4>,
         rows::<D, S, 2, 4>,
@@ -118,8 +117,6 @@ impl<D: DotBlock, S: BlockScales> Eight<D, S> {
         rows::<D, S, 4, 2>,
         rows::<D, S, 5, 2>,
         rows::<D, S, 6, 2>,
-        rows::<D, S, 7, 2>,
-        rows::<D, S, 8, 2>,
     ];
 
     fn up_to(most_rows: usize) -> StreamKernels {
@@ -245,22 +242,32 @@ unsafe fn prefetch(from: *const u8, bytes: usize) {
     }
 }
 
-/// The biases' part of an output's sum for a row: 16 groups at a time, group `i` in lane `i % 16`.
+/// The biases' part of the sums of `N` outputs from `first` on: 16 groups at a time, group `i` in lane `i % 16`.
 #[inline(always)]
-unsafe fn start_sum(start: &Biases, output: usize, row: usize) -> __m512 {
-    // SAFETY: the caller vouches for the output's biases and the row's group sums.
-    unsafe {
-        let biases = start.numbers.wrapping_add(output * start.groups * 2);
-        let group_sums = start.group_sums.wrapping_add(row * start.group_stride);
-        let mut sum = _mm512_setzero_ps();
-        for group in (0..start.groups).step_by(LANES) {
-            let rest = start.groups - group;
-            let mask = if rest >= LANES { 0xFFFF } else { (1 << rest) - 1 };
-            let bias = _mm256_maskz_loadu_epi16(mask, biases.add(group * 2).cast());
-            let bias = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bias)));
-            sum = _mm512_fmadd_ps(bias, _mm512_loadu_ps(group_sums.add(group)), sum);
+unsafe fn add_biases<const M: usize, const N: usize>(
+    start: &Biases,
+    first: usize,
+    acc: &mut [[__m512; N]; M],
+) {
+    for group in (0..start.groups).step_by(LANES) {
+        let rest = start.groups - group;
+        let mask = if rest >= LANES { 0xFFFF } else { (1 << rest) - 1 };
+        // SAFETY: the caller vouches for the outputs' biases and the rows' group sums.
+        unsafe {
+            let mut biases = [_mm512_setzero_ps(); N];
+            for n in 0..N {
+                let from = start.numbers.wrapping_add(((first + n) * start.groups + group) * 2);
+                let words = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast()));
+                biases[n] = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words));
+            }
+            for m in 0..M {
+                let group_sums =
+                    _mm512_loadu_ps(start.group_sums.wrapping_add(m * start.group_stride + group));
+                for n in 0..N {
+                    acc[m][n] = _mm512_fmadd_ps(biases[n], group_sums, acc[m][n]);
+                }
+            }
         }
-        sum
     }
 }
 
@@ -302,7 +309,7 @@ unsafe fn rows<D: DotBlock, S: BlockScales, const M: usize, const N: usize>(run:
     }
 }
 
-/// Several rows: each lookup meets all rows at once, so that lookups and dot products alternate and run side by side.
+/// Each lookup meets all rows at once, so that lookups and dot products alternate and run side by side.
 #[inline(always)]
 unsafe fn rows_outputs<D: DotBlock, S: BlockScales, const M: usize, const N: usize>(
     run: &Stream,
@@ -312,59 +319,65 @@ unsafe fn rows_outputs<D: DotBlock, S: BlockScales, const M: usize, const N: usi
     unsafe {
         let control = S::control(run.lanes);
         let ahead = run.ahead.wrapping_add(first * run.blocks * D::BYTES);
-        if let Some(start) = &run.start {
-            for m in 0..M {
-                for n in 0..N {
-                    let at = run.sums.add(m * run.row_stride + (first + n) * LANES);
-                    _mm512_storeu_ps(at, start_sum(start, first + n, m));
+        let mut acc = [[_mm512_setzero_ps(); N]; M];
+        match &run.start {
+            Some(start) => add_biases(start, first, &mut acc),
+            None => {
+                for m in 0..M {
+                    for n in 0..N {
+                        acc[m][n] = _mm512_loadu_ps(run.sums.add(m * run.row_stride + (first + n) * LANES));
+                    }
                 }
             }
         }
         for block in 0..run.blocks {
             prefetch(ahead.wrapping_add(block * N * D::BYTES), N * D::BYTES);
-            let mut codes = [run.codes; N];
-            let mut scales = [run.scales; N];
-            for n in 0..N {
-                codes[n] = run.codes.add((first + n) * run.code_stride + block * D::BYTES);
-                scales[n] = run.scales.wrapping_add((first + n) * run.scale_stride + block * S::BYTES);
-            }
-            multiply::<D, S, M, N>(run, first, block, codes, scales, control);
+            let inputs = run.inputs.add(block * Unit::Dot.steps() * M * STEP_BYTES);
+            let codes = run.codes.add(first * run.code_stride + block * D::BYTES);
+            let scales = run.scales.wrapping_add(first * run.scale_stride + block * S::BYTES);
+            let sums = multiply::<D, M, N>(codes, run.code_stride, inputs);
+            scale::<S, M, N>(scales, run.scale_stride, control, &sums, &mut acc);
         }
         if run.tail_codes > 0 {
+            let inputs = run.inputs.add(run.blocks * Unit::Dot.steps() * M * STEP_BYTES);
             for n in 0..N {
                 let tail = Tail::new::<D, S>(run, first + n);
-                let (codes, scales) = ([tail.codes.as_ptr()], [tail.scales.as_ptr()]);
-                multiply::<D, S, M, 1>(run, first + n, run.blocks, codes, scales, control);
+                let sums = multiply::<D, M, 1>(tail.codes.as_ptr(), 0, inputs);
+                let mut one = [[_mm512_setzero_ps(); 1]; M];
+                for m in 0..M {
+                    one[m][0] = acc[m][n];
+                }
+                scale::<S, M, 1>(tail.scales.as_ptr(), 0, control, &sums, &mut one);
+                for m in 0..M {
+                    acc[m][n] = one[m][0];
+                }
+            }
+        }
+        for m in 0..M {
+            for n in 0..N {
+                _mm512_storeu_ps(run.sums.add(m * run.row_stride + (first + n) * LANES), acc[m][n]);
             }
         }
     }
 }
 
-/// One block: eight dot products from zero for each row and output, then one multiply-add with the scales.
+/// One block: eight dot products from zero for each row and output.
 #[inline(always)]
-unsafe fn multiply<D: DotBlock, S: BlockScales, const M: usize, const N: usize>(
-    run: &Stream,
-    first: usize,
-    block: usize,
-    codes: [*const u8; N],
-    scales: [*const u8; N],
-    control: __m512i,
-) {
-    // SAFETY: the caller vouches for the blocks of codes and scales, and for the inputs and sums of `M` rows.
+unsafe fn multiply<D: DotBlock, const M: usize, const N: usize>(
+    codes: *const u8,
+    stride: usize,
+    inputs: *const u8,
+) -> [[__m512; N]; M] {
+    // SAFETY: the caller vouches for the blocks of codes, and for the inputs of `M` rows.
     unsafe {
-        let inputs = run.inputs.add(block * Unit::Dot.steps() * M * STEP_BYTES);
-        let mut scale = [S::lanes(scales[0], control); N];
-        for n in 1..N {
-            scale[n] = S::lanes(scales[n], control);
-        }
         let mut sums = [[_mm512_setzero_ps(); N]; M];
-        let mut loaded = [D::load(codes[0], 0); N];
+        let mut loaded = [D::load(codes, 0); N];
         let mut w = [[_mm512_setzero_si512(); 2]; N];
         for step in 0..8 {
             let (half, pair, odd) = (step / 4, step / 2 % 2, step % 2);
             for n in 0..N {
                 if step % 4 == 0 {
-                    loaded[n] = D::load(codes[n], half);
+                    loaded[n] = D::load(codes.add(n * stride), half);
                 }
                 if odd == 0 {
                     w[n] = D::pair(&loaded[n], half, pair);
@@ -375,13 +388,27 @@ unsafe fn multiply<D: DotBlock, S: BlockScales, const M: usize, const N: usize>(
                 for n in 0..N {
                     sums[m][n] = dot(sums[m][n], w[n][odd], x);
                 }
-                // With each row's last step, not after all: stores in one burst stall the next block.
-                if step == 7 {
-                    for n in 0..N {
-                        let at = run.sums.add(m * run.row_stride + (first + n) * LANES);
-                        _mm512_storeu_ps(at, _mm512_fmadd_ps(scale[n], sums[m][n], _mm512_loadu_ps(at)));
-                    }
-                }
+            }
+        }
+        sums
+    }
+}
+
+/// Adds a block's sums times their lanes' scales.
+#[inline(always)]
+unsafe fn scale<S: BlockScales, const M: usize, const N: usize>(
+    scales: *const u8,
+    stride: usize,
+    control: __m512i,
+    sums: &[[__m512; N]; M],
+    acc: &mut [[__m512; N]; M],
+) {
+    for n in 0..N {
+        // SAFETY: the caller vouches for the blocks' scales.
+        unsafe {
+            let lanes = S::lanes(scales.wrapping_add(n * stride), control);
+            for m in 0..M {
+                acc[m][n] = _mm512_fmadd_ps(lanes, sums[m][n], acc[m][n]);
             }
         }
     }

@@ -154,7 +154,6 @@ pub(crate) use x86::fold_eight;
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    #[allow(clippy::wildcard_imports, reason = "intrinsics")]
     use std::arch::x86_64::*;
 
     use super::{LANES, PlainType, ScaleRun, SumKernels};

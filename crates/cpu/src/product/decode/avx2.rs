@@ -3,7 +3,6 @@
 //! A step's 16 lanes are two registers, lanes 0 to 7 and 8 to 15. Codes are shifted, masked and converted: there are no
 //! lookups as wide as a code here.
 
-#[allow(clippy::wildcard_imports, reason = "intrinsics")]
 use std::arch::x86_64::*;
 
 use flint_weights::{Form, PlainType};

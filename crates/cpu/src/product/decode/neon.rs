@@ -2,7 +2,6 @@
 //!
 //! A step's 16 lanes are four registers. Codes are shifted, masked and converted.
 
-#[allow(clippy::wildcard_imports, reason = "intrinsics")]
 use std::arch::aarch64::*;
 
 use flint_weights::{Form, PlainType};

@@ -1,6 +1,5 @@
 //! Codes of a byte: 8-bit affine codes and E4M3.
 
-#[allow(clippy::wildcard_imports, reason = "intrinsics")]
 use std::arch::x86_64::*;
 
 use super::{DotBlock, FmaBlock, Table, bf16_of, shift};

@@ -10,7 +10,6 @@ mod bytes;
 mod runs;
 mod windows;
 
-#[allow(clippy::wildcard_imports, reason = "intrinsics")]
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 

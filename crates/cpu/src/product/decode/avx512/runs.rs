@@ -1,6 +1,5 @@
 //! 2- and 4-bit codes, which fill words.
 
-#[allow(clippy::wildcard_imports, reason = "intrinsics")]
 use std::arch::x86_64::*;
 
 use super::{DotBlock, FmaBlock, Table, code_table, float_table, shift, shift_halves};

@@ -1,6 +1,5 @@
 //! 3-, 5- and 6-bit codes, which cross bytes and words.
 
-#[allow(clippy::wildcard_imports, reason = "intrinsics")]
 use std::arch::x86_64::*;
 
 use super::{DotBlock, FmaBlock, Table, code_table, float_table, shift};

@@ -1,6 +1,6 @@
 // bf16 and f16 as bits: exact widening, rounding to nearest even.
 #pragma once
-#include "base.cuh"
+#include "common/base.cuh"
 
 DEVICE float bf16_to_f32(u16 bits) { return __uint_as_float((u32)bits << 16); }
 

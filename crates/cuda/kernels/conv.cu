@@ -24,7 +24,7 @@ struct Channel {
 
 // Rows `first..last` of a channel: a window of registers slides over them.
 template <int TAPS>
-__device__ __forceinline__ void convolve(const Channel& channel, float* out, u64 out_stride, const float* taps, u32 tap_count,
+DEVICE void convolve(const Channel& channel, float* out, u64 out_stride, const float* taps, u32 tap_count,
                                          u32 first, u32 last) {
     float weight[TAPS], past[TAPS];
     u32 count = TAPS == 4 ? 4 : tap_count;
@@ -50,16 +50,16 @@ __device__ __forceinline__ void convolve(const Channel& channel, float* out, u64
 
 // Grid: chunks of rows × pieces of 256 channels. A thread has a channel to itself: what it reads of the window it reads
 // before it writes there.
-extern "C" __global__ void kda_conv(float* out, u64 out_stride, const float* u, u64 u_stride, const float* taps,
+KERNEL kda_conv(float* out, u32 out_stride, const float* u, u32 u_stride, const float* taps,
                                     u32 tap_count, u32 width, const KdaPart* parts, const Chunk* chunks) {
     Chunk chunk = chunks[blockIdx.x];
     u32 at = blockIdx.y * blockDim.x + threadIdx.x;
     if (chunk.part == NO_PART || at >= width) return;
     KdaPart part = parts[chunk.part];
     u32 back = tap_count - 1, rows = part.sure + part.drafts;
-    Channel channel = {u + part.first_row * u_stride + at, u_stride, part.window + at, width, back + part.logged};
+    Channel channel = {u + (u64)part.first_row * u_stride + at, u_stride, part.window + at, width, back + part.logged};
     u32 last = min(chunk.first + CHUNK_ROWS, rows);
-    float* to = out + part.first_row * out_stride + at;
+    float* to = out + (u64)part.first_row * out_stride + at;
     const float* weights = taps + (u64)at * tap_count;
     if (tap_count == 4) {
         convolve<4>(channel, to, out_stride, weights, 4, chunk.first, last);

@@ -6,7 +6,7 @@
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < (count); i += gridDim.y * blockDim.x)
 
 // silu(min(gate, limit)) · clamp(up, -limit, limit); comparisons let NaN through.
-__device__ __forceinline__ float activate(float gate, float up, float limit) {
+DEVICE float activate(float gate, float up, float limit) {
     gate = gate > limit ? limit : gate;
     up = up > limit ? limit : up;
     up = up < -limit ? -limit : up;
@@ -14,20 +14,20 @@ __device__ __forceinline__ float activate(float gate, float up, float limit) {
 }
 
 // `out` may be `gate` or `up`.
-extern "C" __global__ void swiglu(float* out, u64 out_stride, const float* gate, u64 gate_stride, const float* up,
-                                  u64 up_stride, u32 width, float limit) {
+KERNEL swiglu(float* out, u32 out_stride, const float* gate, u32 gate_stride, const float* up,
+                                  u32 up_stride, u32 width, float limit) {
     u64 row = blockIdx.x;
     EACH(i, width) out[row * out_stride + i] = activate(gate[row * gate_stride + i], up[row * up_stride + i], limit);
 }
 
-extern "C" __global__ void combine(float* out, u64 out_stride, const float* pairs, u64 pairs_stride, const float* weights,
-                                   u64 weights_stride, const float* shared, u64 shared_stride, u32 hidden, u32 picks) {
+KERNEL combine(float* out, u32 out_stride, const float* pairs, u32 pairs_stride, const float* weights,
+                                   u32 weights_stride, const float* shared, u32 shared_stride, u32 hidden, u32 picks) {
     u64 row = blockIdx.x;
     weights += row * weights_stride;
     pairs += row * picks * pairs_stride;
     EACH(i, hidden) {
         float total = 0.0f;
-        for (u32 j = 0; j < picks; ++j) total = __fmaf_rn(weights[j], pairs[j * pairs_stride + i], total);
+        for (u32 j = 0; j < picks; ++j) total = __fmaf_rn(weights[j], pairs[(u64)j * pairs_stride + i], total);
         out[row * out_stride + i] = __fadd_rn(total, shared[row * shared_stride + i]);
     }
 }

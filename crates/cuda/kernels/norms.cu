@@ -4,25 +4,25 @@
 #include "common/reduce.cuh"
 
 // Σ x² of a row over the block.
-__device__ __forceinline__ float row_squares(const float* x, u32 width, float* room) {
+DEVICE float row_squares(const float* x, u32 width, float* room) {
     float chain = 0.0f;
     for (u32 i = threadIdx.x; i < width; i += blockDim.x) chain = __fmaf_rn(x[i], x[i], chain);
     return block_sum(chain, room);
 }
 
-__device__ __forceinline__ float rms_factor(float squares, u32 width, float epsilon) {
+DEVICE float rms_factor(float squares, u32 width, float epsilon) {
     return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(squares, (float)width), epsilon)));
 }
 
 // One row by the whole block. `out` may be `x`: an element is written by the thread that reads it.
-__device__ __forceinline__ void rms_row(float* out, const float* x, const float* weight, u32 width, float epsilon,
+DEVICE void rms_row(float* out, const float* x, const float* weight, u32 width, float epsilon,
                                         float* room) {
     float factor = rms_factor(row_squares(x, width, room), width, epsilon);
     for (u32 i = threadIdx.x; i < width; i += blockDim.x) out[i] = __fmul_rn(__fmul_rn(x[i], factor), weight[i]);
 }
 
 // Grid: a block for each row.
-extern "C" __global__ void rms_norm(float* out, u64 out_stride, const float* x, u64 x_stride, const float* weight,
+KERNEL rms_norm(float* out, u32 out_stride, const float* x, u32 x_stride, const float* weight,
                                     u32 width, float epsilon) {
     __shared__ float room[32];
     u64 row = blockIdx.x;
@@ -30,7 +30,7 @@ extern "C" __global__ void rms_norm(float* out, u64 out_stride, const float* x, 
 }
 
 // Grid: a block for each row.
-extern "C" __global__ void layer_norm(float* out, u64 out_stride, const float* x, u64 x_stride, const float* weight,
+KERNEL layer_norm(float* out, u32 out_stride, const float* x, u32 x_stride, const float* weight,
                                       const float* bias, u32 width, float epsilon) {
     __shared__ float room[32];
     u64 row = blockIdx.x;
@@ -51,14 +51,14 @@ extern "C" __global__ void layer_norm(float* out, u64 out_stride, const float* x
 }
 
 // Σ x² of a head over a warp: lane l takes elements l, l + 32, ...
-__device__ __forceinline__ float head_squares(const float* x, u32 dim) {
+DEVICE float head_squares(const float* x, u32 dim) {
     float chain = 0.0f;
     for (u32 i = threadIdx.x % 32; i < dim; i += 32) chain = __fmaf_rn(x[i], x[i], chain);
     return warp_sum(chain);
 }
 
 // One head of one row by a warp. `out` may be `o`.
-__device__ __forceinline__ void gated_head(float* out, const float* o, const float* gate, const float* weight, u32 dim,
+DEVICE void gated_head(float* out, const float* o, const float* gate, const float* weight, u32 dim,
                                            float epsilon) {
     float factor = rms_factor(head_squares(o, dim), dim, epsilon);
     for (u32 i = threadIdx.x % 32; i < dim; i += 32) {
@@ -67,8 +67,8 @@ __device__ __forceinline__ void gated_head(float* out, const float* o, const flo
 }
 
 // Grid: a warp for each head of each row.
-extern "C" __global__ void gated_norm(float* out, u64 out_stride, const float* o, u64 o_stride, const float* gate,
-                                      u64 gate_stride, const float* weight, u32 rows, u32 heads, u32 dim, float epsilon) {
+KERNEL gated_norm(float* out, u32 out_stride, const float* o, u32 o_stride, const float* gate,
+                                      u32 gate_stride, const float* weight, u32 rows, u32 heads, u32 dim, float epsilon) {
     u64 item = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (item >= (u64)rows * heads) return;
     u64 row = item / heads, at = item % heads * dim;
@@ -76,13 +76,13 @@ extern "C" __global__ void gated_norm(float* out, u64 out_stride, const float* o
 }
 
 // x · (scale / sqrt(Σ x² + 1e-6)), in place, by a warp.
-__device__ __forceinline__ void normalise_head(float* x, u32 dim, float scale) {
+DEVICE void normalise_head(float* x, u32 dim, float scale) {
     float factor = __fdiv_rn(scale, __fsqrt_rn(__fadd_rn(head_squares(x, dim), 1e-6f)));
     for (u32 i = threadIdx.x % 32; i < dim; i += 32) x[i] = __fmul_rn(x[i], factor);
 }
 
 // What a scan needs of one head of one row, in place, by a warp.
-__device__ __forceinline__ void prepare_head(float* q, float* k, float* decay, float* beta, const float* bias, float a_log,
+DEVICE void prepare_head(float* q, float* k, float* decay, float* beta, const float* bias, float a_log,
                                              u32 dim, bool bounded, float bound) {
     normalise_head(q, dim, __fdiv_rn(1.0f, __fsqrt_rn((float)dim)));
     normalise_head(k, dim, 1.0f);
@@ -96,8 +96,8 @@ __device__ __forceinline__ void prepare_head(float* q, float* k, float* decay, f
 }
 
 // Grid: a warp for each head of each row.
-extern "C" __global__ void kda_prepare(float* qkv, u64 qkv_stride, float* decay, u64 decay_stride, float* beta,
-                                       u64 beta_stride, const float* dt_bias, const float* a_log, u32 rows, u32 heads,
+KERNEL kda_prepare(float* qkv, u32 qkv_stride, float* decay, u32 decay_stride, float* beta,
+                                       u32 beta_stride, const float* dt_bias, const float* a_log, u32 rows, u32 heads,
                                        u32 dim, u32 bounded, float bound) {
     u64 item = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (item >= (u64)rows * heads) return;

@@ -4,7 +4,7 @@
 #include "common/reduce.cuh"
 
 // The sum of a group's two best scores (of the only one), the best first.
-__device__ __forceinline__ float two_best(const u64* ranks, const float* scores, const float* bias, u32 first, u32 size) {
+DEVICE float two_best(const u64* ranks, const float* scores, const float* bias, u32 first, u32 size) {
     u64 best = 0, second = 0;
     for (u32 i = first; i < first + size; ++i) {
         u64 rank = ranks[i];
@@ -23,7 +23,7 @@ __device__ __forceinline__ float two_best(const u64* ranks, const float* scores,
 }
 
 // The greatest of `count` ranks, in every lane; it is 0 from now on.
-__device__ __forceinline__ u64 take_greatest(u64* ranks, u32 count) {
+DEVICE u64 take_greatest(u64* ranks, u32 count) {
     u64 best = 0;
     for (u32 i = threadIdx.x; i < count; i += 32) best = ranks[i] > best ? ranks[i] : best;
     best = warp_greatest(best);
@@ -34,7 +34,7 @@ __device__ __forceinline__ u64 take_greatest(u64* ranks, u32 count) {
 }
 
 // Leaves only the experts of the best groups.
-__device__ __forceinline__ void keep_groups(u64* ranks, u64* group_ranks, const float* scores, const float* bias, u32 experts,
+DEVICE void keep_groups(u64* ranks, u64* group_ranks, const float* scores, const float* bias, u32 experts,
                                             u32 groups, u32 kept) {
     u32 size = experts / groups;
     for (u32 group = threadIdx.x; group < groups; group += 32) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void keep_groups(u64* ranks, u64* group_ranks, const 
 }
 
 // Grid: a block of one warp for each row. Dynamic shared memory: ranks of experts, then of groups, then scores, then picks.
-extern "C" __global__ void route(u32* picks, float* weights, u64 weights_stride, const float* logits, u64 logits_stride,
+KERNEL route(u32* picks, float* weights, u32 weights_stride, const float* logits, u32 logits_stride,
                                  const float* bias, u32 experts, u32 picked, u32 groups, u32 kept, u32 normalise,
                                  float scaling) {
     extern __shared__ u64 route_room[];

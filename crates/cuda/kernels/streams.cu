@@ -6,14 +6,14 @@
     for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < (count); i += gridDim.y * blockDim.x)
 
 // A row number outside `x` gives NaN: the device cannot refuse it.
-extern "C" __global__ void gather_rows(float* out, u64 out_stride, const float* x, u64 x_stride, u32 x_rows,
+KERNEL gather_rows(float* out, u32 out_stride, const float* x, u32 x_stride, u32 x_rows,
                                        const u32* index, u32 width) {
     u64 row = blockIdx.x;
     u32 from = index[row];
-    EACH(i, width) out[row * out_stride + i] = from < x_rows ? x[from * x_stride + i] : __uint_as_float(0x7FC00000u);
+    EACH(i, width) out[row * out_stride + i] = from < x_rows ? x[(u64)from * x_stride + i] : __uint_as_float(0x7FC00000u);
 }
 
-extern "C" __global__ void spread_streams(float* streams, u64 streams_stride, const float* x, u64 x_stride, u32 hidden,
+KERNEL spread_streams(float* streams, u32 streams_stride, const float* x, u32 x_stride, u32 hidden,
                                           u32 count) {
     u64 row = blockIdx.x;
     EACH(i, hidden) {
@@ -22,7 +22,7 @@ extern "C" __global__ void spread_streams(float* streams, u64 streams_stride, co
     }
 }
 
-extern "C" __global__ void mean_streams(float* out, u64 out_stride, const float* streams, u64 streams_stride, u32 hidden,
+KERNEL mean_streams(float* out, u32 out_stride, const float* streams, u32 streams_stride, u32 hidden,
                                         u32 count) {
     u64 row = blockIdx.x;
     EACH(i, hidden) {

@@ -4,10 +4,10 @@
 #pragma once
 #include "common/base.cuh"
 
-__device__ __forceinline__ float infinity() { return __uint_as_float(0x7F800000u); }
+DEVICE float infinity() { return __uint_as_float(0x7F800000u); }
 
 // x · 2^n for |n| <= 252. The first factor keeps a value of about one normal, so the result is rounded once.
-__device__ __forceinline__ float scale_by_power(float x, int n) {
+DEVICE float scale_by_power(float x, int n) {
     int half = n >> 1;
     float first = __uint_as_float((u32)(half + 127) << 23);
     float second = __uint_as_float((u32)(n - half + 127) << 23);
@@ -15,7 +15,7 @@ __device__ __forceinline__ float scale_by_power(float x, int n) {
 }
 
 // e^x.
-__device__ __forceinline__ float exponential(float x) {
+DEVICE float exponential(float x) {
     const float round = 12582912.0f;
     const float minus_ln2_high = -0.693147182464599609375f;
     const float ln2_low = 1.904654212e-9f;
@@ -43,7 +43,7 @@ __device__ __forceinline__ float exponential(float x) {
 }
 
 // 1 / (1 + e^-x), from e^-|x| so that neither side overflows.
-__device__ __forceinline__ float sigmoid(float x) {
+DEVICE float sigmoid(float x) {
     float e = exponential(-fabsf(x));
     float numerator = x < 0.0f ? e : 1.0f;
     float denominator = __fadd_rn(1.0f, e);
@@ -55,10 +55,10 @@ __device__ __forceinline__ float sigmoid(float x) {
 }
 
 // x · sigmoid(x).
-__device__ __forceinline__ float silu(float x) { return __fmul_rn(x, sigmoid(x)); }
+DEVICE float silu(float x) { return __fmul_rn(x, sigmoid(x)); }
 
 // ln(1 + e^x) as max(x, 0) + 2 atanh(t / (2 + t)) with t = e^-|x|.
-__device__ __forceinline__ float softplus(float x) {
+DEVICE float softplus(float x) {
     float t = exponential(-fabsf(x));
     float denominator = __fadd_rn(2.0f, t);
     float z = __fdiv_rn(t, denominator);
@@ -78,13 +78,13 @@ __device__ __forceinline__ float softplus(float x) {
 }
 
 // A number that sorts as the score does: NaN above infinity or, with its sign, below minus infinity; the zeros are equal.
-__device__ __forceinline__ u32 ordered(float score) {
+DEVICE u32 ordered(float score) {
     u32 bits = __float_as_uint(__fadd_rn(score, 0.0f));
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
 // Sorts as (score descending, index ascending) when taken in descending order. Never 0 for an index that exists.
-__device__ __forceinline__ u64 rank_of(float score, u32 index) { return (u64)ordered(score) << 32 | (u64)(~index); }
+DEVICE u64 rank_of(float score, u32 index) { return (u64)ordered(score) << 32 | (u64)(~index); }
 
 // The index of a rank.
-__device__ __forceinline__ u32 ranked_index(u64 rank) { return ~(u32)rank; }
+DEVICE u32 ranked_index(u64 rank) { return ~(u32)rank; }

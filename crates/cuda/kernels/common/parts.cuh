@@ -31,6 +31,6 @@ struct DsaPart {
 };
 
 // Complete pools that row `row` of a part sees.
-__device__ __forceinline__ u32 visible_pools(const DsaPart& part, u32 row, u32 kpool) {
+DEVICE u32 visible_pools(const DsaPart& part, u32 row, u32 kpool) {
     return (part.position + row + 1) / kpool;
 }

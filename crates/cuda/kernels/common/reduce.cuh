@@ -3,15 +3,8 @@
 #pragma once
 #include "common/base.cuh"
 
-// Σ over the warp, in every lane.
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-    for (int step = 16; step > 0; step >>= 1) value = __fadd_rn(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
-    return value;
-}
-
 // The greatest of the warp, in every lane.
-__device__ __forceinline__ u64 warp_greatest(u64 value) {
+DEVICE u64 warp_greatest(u64 value) {
 #pragma unroll
     for (int step = 16; step > 0; step >>= 1) {
         u64 other = __shfl_xor_sync(0xFFFFFFFFu, value, step);
@@ -21,7 +14,7 @@ __device__ __forceinline__ u64 warp_greatest(u64 value) {
 }
 
 // Σ over the block, in every thread. `room` holds a value for each warp; it may be used again after the next barrier.
-__device__ __forceinline__ float block_sum(float value, float* room) {
+DEVICE float block_sum(float value, float* room) {
     value = warp_sum(value);
     if (blockDim.x <= 32) return value;
     __syncthreads();

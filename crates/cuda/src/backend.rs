@@ -1,22 +1,63 @@
 //! The backend: memory, copies, and the operations' table.
 
+use std::path::PathBuf;
+
 use flint_backend::ops::{self, Ops};
 use flint_backend::{Backend, Element, Precision, Result};
 use flint_weights::QuantMatrix;
 
-use crate::queue::Queue;
-use crate::{CudaBuffer, CudaMatrix, op, product};
+use crate::queue::{Counts, Queue};
+use crate::{CudaBuffer, CudaError, CudaMatrix, DeviceInfo, op, product};
 
 /// What a CUDA backend is made with.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Number of the device, as the driver counts.
     pub ordinal: usize,
+    /// Whether steps that come again run as graphs. Changes speed, never bits.
+    pub graphs: bool,
+    /// Folder for code that was compiled for this device, when the program has none.
+    pub code_cache: Option<PathBuf>,
+}
+
+impl Options {
+    /// Device `ordinal`, with graphs and without a cache.
+    pub fn device(ordinal: usize) -> Self {
+        Self { ordinal, graphs: true, code_cache: None }
+    }
 }
 
 /// A CUDA device.
 pub struct Cuda {
     queue: Queue,
+}
+
+impl Cuda {
+    /// A backend on a device.
+    ///
+    /// # Errors
+    /// Without a driver or a device, with one that is too old, or when the device refuses memory.
+    pub fn new(options: Options) -> std::result::Result<Self, CudaError> {
+        Ok(Self { queue: Queue::new(options.ordinal, options.graphs, options.code_cache)? })
+    }
+
+    /// The device.
+    pub fn info(&self) -> &DeviceInfo {
+        self.queue.info()
+    }
+
+    /// Free and all memory of the device in bytes.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        self.queue.memory()
+    }
+
+    /// What it did so far.
+    pub fn counts(&self) -> Counts {
+        self.queue.counts()
+    }
 }
 
 impl Backend for Cuda {
@@ -60,6 +101,14 @@ impl Backend for Cuda {
         let mut out = vec![0; buffer.len() * buffer.element().size()];
         self.queue.read(buffer, buffer.element(), 0, &mut out)?;
         Ok(out)
+    }
+
+    fn begin_step(&mut self) -> Result<()> {
+        self.queue.begin_step()
+    }
+
+    fn end_step(&mut self) -> Result<()> {
+        self.queue.end_step()
     }
 
     fn synchronize(&mut self) -> Result<()> {

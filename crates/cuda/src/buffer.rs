@@ -5,25 +5,7 @@ use std::sync::Arc;
 use flint_backend::ops::Rows;
 use flint_backend::{Element, Error, Result};
 
-/// Bytes on the device.
-#[derive(Debug)]
-pub(crate) struct Memory {
-    address: u64,
-    bytes: usize,
-}
-
-impl Memory {
-    /// Device address of a byte of it (or just behind it).
-    pub(crate) fn at(&self, byte: usize) -> u64 {
-        debug_assert!(byte <= self.bytes, "byte {byte} of {}", self.bytes);
-        self.address + byte as u64
-    }
-
-    /// Its size.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
+use crate::driver::Memory;
 
 struct Elements {
     memory: Memory,
@@ -66,6 +48,16 @@ impl CudaBuffer {
     /// Device address of element `first` (or just behind the last).
     pub(crate) fn at(&self, first: usize) -> u64 {
         self.0.memory.at(first * self.0.element.size())
+    }
+
+    /// Refuses a copy of `bytes` bytes at element `first` that does not fit, or of another type.
+    pub(crate) fn check_range(&self, element: Element, first: usize, bytes: usize) -> Result<()> {
+        let size = element.size();
+        if self.0.element == element && first * size + bytes <= self.0.len * size {
+            return Ok(());
+        }
+        let what = format!("{bytes} bytes at element {first} of {self:?} as {element:?}");
+        Err(Error::Shape { op: "copy", what })
     }
 
     /// Refuses another type, or fewer than `len` elements.

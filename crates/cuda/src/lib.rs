@@ -10,6 +10,8 @@
 
 mod backend;
 mod buffer;
+mod driver;
+mod error;
 mod kernels;
 mod matrix;
 mod op;
@@ -18,4 +20,7 @@ mod queue;
 
 pub use backend::{Cuda, Options};
 pub use buffer::CudaBuffer;
+pub use driver::{DeviceInfo, devices};
+pub use error::CudaError;
 pub use matrix::CudaMatrix;
+pub use queue::Counts;

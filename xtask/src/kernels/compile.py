@@ -14,16 +14,15 @@ import re
 import sys
 import zlib
 
-FLAGS = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space"]
 ARCHITECTURES = ["sm_80", "sm_90", "compute_80"]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 ONLY_FOR = re.compile(r"^// architectures: (.+)$", re.M)
 
 
-def digest(unit, headers, texts):
+def digest(unit, headers, texts, flags):
     """FNV-1a over the flags and the sources; crates/cuda/build.rs computes the same."""
     value = 0xCBF29CE484222325
-    for part in [" ".join(FLAGS), *(texts[name] for name in [unit, *headers])]:
+    for part in [" ".join(flags), *(texts[name] for name in [unit, *headers])]:
         for byte in part.encode() + b"\0":
             value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
     return f"{value:016x}"
@@ -68,7 +67,7 @@ class Nvrtc:
         self.check(getattr(self.library, f"nvrtcGet{kind}")(program, buffer))
         return buffer.raw
 
-    def compile(self, unit, headers, texts, architecture):
+    def compile(self, unit, headers, texts, architecture, flags):
         """The code and the log, or None and the log."""
         names = (ctypes.c_char_p * max(1, len(headers)))(*(h.encode() for h in headers))
         bodies = (ctypes.c_char_p * max(1, len(headers)))(*(texts[h].encode() for h in headers))
@@ -78,7 +77,7 @@ class Nvrtc:
                 ctypes.byref(program), texts[unit].encode(), unit.encode(), len(headers), bodies, names
             )
         )
-        flags = [f"--gpu-architecture={architecture}", *FLAGS]
+        flags = [f"--gpu-architecture={architecture}", *flags]
         virtual = architecture.startswith("compute")
         if not virtual:
             flags.append("--ptxas-options=-v")
@@ -121,6 +120,8 @@ def main():
         if path.endswith((".cu", ".cuh")):
             with open(path, encoding="utf-8") as file:
                 texts[os.path.relpath(path, options.kernels).replace(os.sep, "/")] = file.read()
+    with open(os.path.join(options.kernels, "flags.txt"), encoding="utf-8") as file:
+        flags = file.read().split()
     units = sorted(name for name in texts if name.endswith(".cu"))
     if options.only:
         missing = [name for name in options.only if name not in units]
@@ -133,7 +134,7 @@ def main():
     wanted, bad = set(), 0
     for unit in units:
         headers = headers_of(unit, texts)
-        stamp = digest(unit, headers, texts)
+        stamp = digest(unit, headers, texts, flags)
         only_for = ONLY_FOR.search(texts[unit])
         architectures = only_for[1].split(", ") if only_for else ARCHITECTURES
         for architecture in options.architecture or architectures:
@@ -142,7 +143,7 @@ def main():
             kept = os.path.join(built, name)
             if not options.check and os.path.exists(kept):
                 continue
-            code, log = nvrtc.compile(unit, headers, texts, architecture)
+            code, log = nvrtc.compile(unit, headers, texts, architecture, flags)
             listed = costs(log)
             warnings = [l for l in log.splitlines() if "warning" in l or "error" in l]
             if code is None:

@@ -26,3 +26,23 @@ impl CudaMatrix {
         Err(Error::Device { backend: "cuda", what: "upload_stack: not yet".into() })
     }
 }
+
+/// Plain numbers as they were stored, row after row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plain {
+    /// Device address.
+    pub(crate) address: u64,
+    /// What they are.
+    pub(crate) numbers: flint_weights::PlainType,
+    /// Outputs.
+    pub(crate) rows: usize,
+    /// Inputs.
+    pub(crate) cols: usize,
+}
+
+impl CudaMatrix {
+    /// The numbers of a matrix of one part that is kept as it was stored.
+    pub(crate) fn plain(&self) -> Option<Plain> {
+        None
+    }
+}

@@ -18,12 +18,8 @@ pub(crate) fn dsa_append(queue: &mut Queue, op: &DsaAppend<CudaBuffer>) -> Resul
     let latents = RowsF32::new(NAME, &op.latents)?;
     let indexer = indexer(op, latents.rows)?;
     let width = indexer.map_or(0, |(keys, ..)| keys.width);
-    let shape = PageShape {
-        kpool: op.kpool,
-        page_rows: op.page_rows,
-        latent_width: latents.width,
-        key_width: width,
-    };
+    let shape =
+        PageShape { kpool: op.kpool, page_rows: op.page_rows, latent_width: latents.width, key_width: width };
     let tables = DsaTables::new(queue, NAME, &op.spans, latents.rows, shape)?;
     let mut args = Args::new().rows(&latents);
     args = match &indexer {
@@ -52,9 +48,16 @@ fn indexer(op: &DsaAppend<CudaBuffer>, rows: usize) -> Result<Option<(RowsF32, R
     };
     let rows_of = |of: &Rows<CudaBuffer>| RowsF32::new(NAME, of);
     let (keys, gates) = (rows_of(keys)?, rows_of(gates)?);
-    require(NAME, keys.width == gates.width && keys.width > 0 && keys.rows == rows && gates.rows == rows, || {
-        format!("keys {} × {}, gates {} × {}, {rows} rows", keys.rows, keys.width, gates.rows, gates.width)
-    })?;
+    require(
+        NAME,
+        keys.width == gates.width && keys.width > 0 && keys.rows == rows && gates.rows == rows,
+        || {
+            format!(
+                "keys {} × {}, gates {} × {}, {rows} rows",
+                keys.rows, keys.width, gates.rows, gates.width
+            )
+        },
+    )?;
     require(NAME, op.ring_rows >= op.kpool, || {
         format!("a ring of {} rows for pools of {}", op.ring_rows, op.kpool)
     })?;

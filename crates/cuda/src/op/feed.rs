@@ -38,7 +38,6 @@ pub(crate) fn combine(queue: &mut Queue, op: &Combine<CudaBuffer>) -> Result<()>
         let (pairs, weights, shared) = (pairs.rows, weights.rows, shared.rows);
         format!("{} rows from {pairs} pairs, {weights} weights × {picks}, {shared} shared rows", out.rows)
     })?;
-    let args =
-        Args::new().rows(&out).rows(&pairs).rows(&weights).rows(&shared).u32(out.width).u32(picks);
+    let args = Args::new().rows(&out).rows(&pairs).rows(&weights).rows(&shared).u32(out.width).u32(picks);
     queue.launch(&COMBINE, elementwise(out.rows, out.width), args)
 }

@@ -39,5 +39,9 @@ pub(crate) fn route(queue: &mut Queue, op: &Route<CudaBuffer>) -> Result<()> {
         .f32(op.scaling);
     // Ranks of experts and groups, scores, the picks.
     let shared = 8 * (experts + groups) + 4 * (experts + picked);
-    queue.launch(&ROUTE, Grid { blocks: [logits.rows as u32, 1, 1], threads: 32, shared: shared as u32 }, args)
+    queue.launch(
+        &ROUTE,
+        Grid { blocks: [logits.rows as u32, 1, 1], threads: 32, shared: shared as u32 },
+        args,
+    )
 }

@@ -41,7 +41,11 @@ pub(crate) fn kda_scan(queue: &mut Queue, op: &KdaScan<CudaBuffer>) -> Result<()
     let args = Args::new().rows(&out).rows(&qkv).rows(&decay).rows(&beta).u32(heads).u32(dim).table(table);
     let spans = parts.len() as u32;
     if dim == 128 {
-        queue.launch(&KDA_SCAN_128, Grid { blocks: [2, heads as u32, spans], threads: 256, shared: 0 }, args)?;
+        queue.launch(
+            &KDA_SCAN_128,
+            Grid { blocks: [2, heads as u32, spans], threads: 256, shared: 0 },
+            args,
+        )?;
     } else {
         let blocks = [dim.div_ceil(32) as u32, heads as u32, spans];
         queue.launch(&KDA_SCAN, Grid { blocks, threads: 32, shared: (dim * 32 * 4) as u32 }, args)?;

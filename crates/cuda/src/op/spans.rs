@@ -44,7 +44,11 @@ struct DsaPart {
 }
 
 /// The parts of spans over `rows` rows, which are checked to lie inside and apart.
-pub(super) fn kda_parts(op: &'static str, spans: &[KdaSpan<CudaBuffer>], rows: usize) -> Result<Vec<KdaPart>> {
+pub(super) fn kda_parts(
+    op: &'static str,
+    spans: &[KdaSpan<CudaBuffer>],
+    rows: usize,
+) -> Result<Vec<KdaPart>> {
     inside(op, spans.iter().map(|span| (span.first_row, span.sure + span.drafts)), rows)?;
     let part = |span: &KdaSpan<CudaBuffer>| KdaPart {
         window: span.window.at(0),
@@ -143,7 +147,11 @@ impl DsaTables {
 }
 
 /// A span's pages up to its last row.
-fn pages<'a>(op: &'static str, span: &'a DsaSpan<CudaBuffer>, shape: PageShape) -> Result<&'a [Page<CudaBuffer>]> {
+fn pages<'a>(
+    op: &'static str,
+    span: &'a DsaSpan<CudaBuffer>,
+    shape: PageShape,
+) -> Result<&'a [Page<CudaBuffer>]> {
     let PageShape { kpool, page_rows, latent_width, key_width } = shape;
     require(op, kpool > 0 && page_rows > 0 && page_rows.is_multiple_of(kpool), || {
         format!("pages of {page_rows} positions for pools of {kpool}")
@@ -167,7 +175,9 @@ fn pages<'a>(op: &'static str, span: &'a DsaSpan<CudaBuffer>, shape: PageShape) 
 /// Refuses parts `(first row, rows)` outside a batch of `rows` rows, and those that share a row.
 fn inside(op: &'static str, parts: impl Iterator<Item = (usize, usize)> + Clone, rows: usize) -> Result<()> {
     for (first, count) in parts.clone() {
-        require(op, first + count <= rows, || format!("a span of rows {first}..{} of {rows}", first + count))?;
+        require(op, first + count <= rows, || {
+            format!("a span of rows {first}..{} of {rows}", first + count)
+        })?;
     }
     require_apart(op, parts)
 }

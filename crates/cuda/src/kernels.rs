@@ -70,6 +70,7 @@ impl Kernels {
             debug_assert_eq!(self.functions[number].0.file, kernel.file, "kernels' names are unique");
             return Ok(number);
         }
+        self.device.bind()?;
         if !self.modules.contains_key(kernel.file) {
             let code = self.code(kernel.file)?;
             self.modules.insert(kernel.file, Module::load(&self.device, kernel.file, &code)?);

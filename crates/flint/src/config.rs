@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::device::DeviceChoice;
 use crate::error::{Error, Result};
 
 /// GLM-5.3-Flash on the machine you have, exact.
@@ -80,13 +81,16 @@ options! {
         /// Checkpoint folder [default: the embedded flint-tiny]
         #[arg(value_name = "DIR")]
         model: PathBuf,
-        /// Threads that compute, 1 to 1024 [default: this machine's cores]
+        /// Where it runs: auto, cpu, cuda or cuda:N; auto takes a CUDA device that holds the model, else the CPU [default: auto]
+        #[arg(value_name = "DEVICE")]
+        device: DeviceChoice,
+        /// Threads that compute on the CPU, 1 to 1024 [default: this machine's cores]
         #[arg(value_name = "N")]
         threads: usize,
-        /// Arithmetic of products [default: auto, the fastest]
+        /// The CPU's arithmetic of products [default: auto, the fastest]
         #[arg(value_enum)]
         arithmetic: ArithmeticChoice,
-        /// Instruction set; changes speed, never a bit [default: auto, the best]
+        /// The CPU's instruction set; changes speed, never a bit [default: auto, the best]
         #[arg(value_enum)]
         level: LevelChoice,
         /// Longest conversation in tokens, at least 64 [default: 16384, or the model's own limit if lower]
@@ -298,7 +302,7 @@ pub(crate) struct BenchFlags {
     /// Rounds; the best of each figure counts, 1 to 100 [default: 3]
     #[arg(long, value_name = "N")]
     pub(crate) repeat: Option<usize>,
-    /// Arithmetic of products [default: auto, the fastest]
+    /// The CPU's arithmetic of products [default: auto, the fastest]
     #[arg(long, value_enum)]
     pub(crate) arithmetic: Option<ArithmeticChoice>,
     /// Instruction set [default: auto, the best]
@@ -420,7 +424,7 @@ mod tests {
     fn an_unknown_key_is_refused_by_name() {
         let message = file(r#"{"thread": 3}"#).unwrap_err().to_string();
         assert!(
-            message.contains("flint.json: \"thread\" is no option; the options are model, threads"),
+            message.contains("flint.json: \"thread\" is no option; the options are model, device, threads"),
             "{message}"
         );
     }

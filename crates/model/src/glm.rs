@@ -95,6 +95,11 @@ impl<B: Backend> Glm<B> {
         &self.config
     }
 
+    /// The device.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
     /// [`LanguageModel::forward`] with somebody looking.
     pub fn forward_probed(&mut self, batch: &Batch, probe: &mut dyn Probe) -> Result<Logits> {
         self.check(batch)?;

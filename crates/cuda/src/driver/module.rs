@@ -105,6 +105,7 @@ impl Function {
         if bytes + self.fixed_shared <= Self::COMMON_SHARED || bytes <= self.granted.load(Ordering::Relaxed) {
             return Ok(());
         }
+        self.device.bind()?;
         // SAFETY: the function lives as long as its module.
         let code = unsafe {
             (self.device.api.function_set)(

@@ -133,7 +133,6 @@ impl Queue {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
-        self.device.bind()?;
         let number = self.kernels.number(kernel)?;
         self.kernels.function(number).grant_shared(grid.shared)?;
         self.script.push(number, grid, &args);
@@ -315,6 +314,14 @@ impl Queue {
     fn named<T>(&self, result: std::result::Result<T, CudaError>) -> Result<T> {
         let names = self.last.iter().map(|&number| self.kernels.name(number as usize));
         result.map_err(|error| error.after(names).into())
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // Code, graphs and pinned memory must not go while the device uses them. A fault has nobody to go to here.
+        let _ = self.device.bind();
+        let _ = self.stream.wait();
     }
 }
 

@@ -10,12 +10,14 @@ mod roof;
 
 use std::process::ExitCode;
 
+use flint_cpu::Cpu;
 use flint_cpu::limits::{self, MachineLimits};
 use flint_weights::{Checkpoint, LoadPlan};
 
 use crate::assemble;
 use crate::config::BenchFlags;
 use crate::config::settings::{BenchSettings, ModelSettings};
+use crate::device::ROWS;
 use crate::error::{Error, Result};
 use crate::terminal::{Style, Terminal, counted};
 use measure::{Decode, Feeder, PROMPT_BEFORE_DECODE, Prefill};
@@ -32,12 +34,12 @@ pub(crate) fn run(flags: &BenchFlags, terminal: Terminal) -> Result<ExitCode> {
     let Some(first) = models.first() else { return Ok(ExitCode::SUCCESS) };
     let checkpoint = Checkpoint::open(first.source.clone())?;
     refuse_long(&checkpoint, context)?;
-    let (plan, _) = assemble::plan(&checkpoint, first)?;
+    let (_, plan, _) = assemble::plan(&checkpoint, first)?;
     assemble::check_memory(&plan, first, terminal)?;
     let roof = Roof::new(&plan);
     let mut runs = Vec::new();
     for model in &models {
-        terminal.note(Style::Dim, &format!("measuring with {}", counted(model.device.threads, "thread")));
+        terminal.note(Style::Dim, &format!("measuring with {}", counted(model.cpu.threads, "thread")));
         runs.push(measure(&checkpoint, &plan, model, &settings, terminal)?);
     }
     let report = Report::new(first, &checkpoint, &plan, &settings, &roof, runs);
@@ -73,10 +75,11 @@ fn measure(
     settings: &BenchSettings,
     terminal: Terminal,
 ) -> Result<Run> {
-    let threads = model.device.threads;
+    let threads = model.cpu.threads;
     let mut limits = machine_limits(threads)?;
-    let glm = assemble::load(checkpoint, model, plan.request.context, terminal)?;
-    let mut feeder = Feeder::new(Box::new(glm), assemble::ROWS);
+    let glm =
+        assemble::load(checkpoint, model, Cpu::new(model.cpu)?, (plan.request.context, ROWS), terminal)?;
+    let mut feeder = Feeder::new(glm, ROWS);
     let mut prefills: Vec<Option<Prefill>> = vec![None; settings.prompts.len()];
     let mut decodes: Vec<Option<Decode>> = vec![None; settings.batches.len()];
     for _ in 0..settings.repeat {

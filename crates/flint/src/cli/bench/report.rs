@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 use super::measure::{Decode, PROMPT_BEFORE_DECODE, Prefill};
 use super::roof::{Roof, peak};
-use crate::assemble::{ROWS, arithmetic_name};
+use crate::assemble::arithmetic_name;
 use crate::config::settings::{BenchSettings, ModelSettings};
+use crate::device::ROWS;
 use crate::machine;
 use crate::terminal::{bytes, counted};
 
@@ -48,7 +49,7 @@ impl<'a> Report<'a> {
     }
 
     fn device(&self) -> Options {
-        self.model.device
+        self.model.cpu
     }
 
     /// The table.

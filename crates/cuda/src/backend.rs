@@ -41,6 +41,11 @@ impl Cuda {
         Ok(Self { queue: Queue::new(options.ordinal, options.graphs, options.code_cache)? })
     }
 
+    /// The queue, for what is measured beside the network.
+    pub(crate) fn queue(&mut self) -> &mut Queue {
+        &mut self.queue
+    }
+
     /// The device.
     pub fn info(&self) -> &DeviceInfo {
         self.queue.info()
@@ -156,4 +161,5 @@ forward! {
     dsa_append(ops::DsaAppend<CudaBuffer>) => op::append::dsa_append;
     select_pools(ops::SelectPools<CudaBuffer>) => op::select::select_pools;
     attend(ops::Attend<CudaBuffer>) => op::attend::attend;
+    top_logits(ops::TopLogits<CudaBuffer>) => op::top::top_logits;
 }

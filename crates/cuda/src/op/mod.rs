@@ -15,6 +15,7 @@ pub(crate) mod scan;
 pub(crate) mod select;
 mod spans;
 pub(crate) mod streams;
+pub(crate) mod top;
 
 use flint_backend::{Error, Result};
 

@@ -79,7 +79,7 @@ pub(crate) fn load<B: Backend>(
     (context, rows): (usize, usize),
     terminal: Terminal,
 ) -> Result<Box<dyn LanguageModel>> {
-    let options = GlmOptions { context, sequences: settings.parallel, rows, drafts: 0 };
+    let options = GlmOptions { context, sequences: settings.parallel, rows, drafts: settings.drafts };
     let bar = progress_bar(&settings.name, terminal);
     let model = Glm::load(checkpoint, backend, options, &mut |done, all| {
         if bar.length() != Some(all) {

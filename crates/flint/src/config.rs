@@ -296,7 +296,16 @@ pub(crate) struct BenchFlags {
     /// Sequences decoded together, separated by commas, 1 to 256 each [default: 1,4,8]
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     pub(crate) batch: Vec<usize>,
-    /// Threads, separated by commas, 1 to 1024 each [default: 1 and this machine's cores]
+    /// Rows of one sequence in one forward, as when drafts are verified, separated by commas, 2 to 64 each
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    pub(crate) block: Vec<usize>,
+    /// Tokens of a sequence before it decodes [default: 32]
+    #[arg(long, value_name = "N")]
+    pub(crate) behind: Option<usize>,
+    /// Device: cpu, cuda or cuda:N [default: cpu]
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<DeviceChoice>,
+    /// Threads of the CPU, separated by commas, 1 to 1024 each [default: 1 and this machine's cores]
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
     /// Rounds; the best of each figure counts, 1 to 100 [default: 3]

@@ -195,12 +195,12 @@ fn a_bench_reports_shares_of_this_machine() {
     assert_eq!(kinds, [("prefill", 1, 40), ("decode", 1, 4), ("decode", 3, 12)]);
     for run in runs {
         for name in
-            ["tokens_per_second", "bytes_per_token", "share_of_reads", "share_of_peak", "share_of_roof"]
+            ["tokens_per_second", "bytes_per_token", "share_of_bytes", "share_of_peak", "share_of_roof"]
         {
             assert!(run[name].as_f64().unwrap() > 0.0, "{name}: {run}");
         }
     }
-    assert!(report["limits"][0]["read_bytes_per_second"].as_f64().unwrap() > 1e8);
+    assert!(report["limits"][0]["bytes_per_second"].as_f64().unwrap() > 1e8);
     assert!(said(&arguments, "").contains("decode × 3"));
 }
 

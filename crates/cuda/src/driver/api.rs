@@ -92,6 +92,7 @@ driver_calls! {
     host_free as "cuMemFreeHost" (start: *mut c_void);
     copy_in as "cuMemcpyHtoDAsync_v2" (to: Address, from: *const c_void, bytes: usize, stream: StreamHandle);
     copy_out as "cuMemcpyDtoHAsync_v2" (to: *mut c_void, from: Address, bytes: usize, stream: StreamHandle);
+    copy_within as "cuMemcpyDtoDAsync_v2" (to: Address, from: Address, bytes: usize, stream: StreamHandle);
     fill_bytes as "cuMemsetD8Async" (to: Address, byte: u8, bytes: usize, stream: StreamHandle);
     stream_create as "cuStreamCreate" (stream: *mut StreamHandle, flags: c_uint);
     stream_destroy as "cuStreamDestroy_v2" (stream: StreamHandle);

@@ -35,7 +35,7 @@ impl Stream {
     }
 
     /// The driver's handle.
-    pub(super) fn handle(&self) -> StreamHandle {
+    pub(crate) fn handle(&self) -> StreamHandle {
         self.handle
     }
 
@@ -58,6 +58,14 @@ impl Stream {
         // SAFETY: the range is the whole allocation, which outlives the work (see `Memory`).
         let code = unsafe { (self.device.api.fill_bytes)(to.at(0), 0, to.bytes(), self.handle) };
         self.device.check("cuMemsetD8Async", code)
+    }
+
+    /// Copies one allocation over the start of another.
+    pub(crate) fn copy_within(&self, to: &Memory, from: &Memory) -> Result<(), CudaError> {
+        let bytes = to.bytes().min(from.bytes());
+        // SAFETY: both ranges lie in their allocations, which outlive the work (see `Memory`).
+        let code = unsafe { (self.device.api.copy_within)(to.at(0), from.at(0), bytes, self.handle) };
+        self.device.check("cuMemcpyDtoDAsync", code)
     }
 
     /// Copies the first `bytes` of pinned memory behind `first` to a device address.

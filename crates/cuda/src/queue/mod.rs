@@ -111,6 +111,11 @@ impl Queue {
         self.device.info()
     }
 
+    /// The stream on which everything runs.
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
     /// Free and all memory of the device in bytes.
     pub(crate) fn memory(&self) -> Result<(usize, usize)> {
         self.device.bind()?;

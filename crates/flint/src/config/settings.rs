@@ -43,6 +43,8 @@ pub(crate) struct ModelSettings {
     context: Option<usize>,
     /// Sequences at once.
     pub(crate) parallel: usize,
+    /// Drafts of one span.
+    pub(crate) drafts: usize,
     /// Load even if it does not fit.
     pub(crate) force: bool,
 }
@@ -78,7 +80,7 @@ impl ModelSettings {
         }
         let (source, name) = place(folder.as_deref());
         let code_cache = machine::cache_folder();
-        Ok(Self { source, name, device, cpu, cpu_arithmetic, code_cache, context, parallel, force })
+        Ok(Self { source, name, device, cpu, cpu_arithmetic, code_cache, context, parallel, drafts: 0, force })
     }
 
     /// The settings of a bench at one number of threads.
@@ -88,12 +90,13 @@ impl ModelSettings {
         Self {
             source,
             name,
-            device: DeviceChoice::Cpu,
+            device: flags.device.unwrap_or(DeviceChoice::Cpu),
             cpu,
             cpu_arithmetic: true,
-            code_cache: None,
+            code_cache: machine::cache_folder(),
             context: Some(context),
             parallel,
+            drafts: flags.block.iter().max().map_or(0, |rows| rows - 1),
             force: flags.force,
         }
     }
@@ -234,6 +237,10 @@ pub(crate) struct BenchSettings {
     pub(crate) decode: usize,
     /// Sequences together.
     pub(crate) batches: Vec<usize>,
+    /// Rows of one sequence together.
+    pub(crate) blocks: Vec<usize>,
+    /// Tokens of a sequence before it decodes.
+    pub(crate) behind: usize,
     /// Threads.
     pub(crate) threads: Vec<usize>,
     /// Rounds.
@@ -252,6 +259,8 @@ impl BenchSettings {
             prompts: list("--prompt", &flags.prompt, &[512], &(1..=1 << 20))?,
             decode: bounded("--decode", flags.decode.unwrap_or(64), &(1..=1 << 20))?,
             batches: list("--batch", &flags.batch, &[1, 4, 8], &PARALLEL)?,
+            blocks: list("--block", &flags.block, &[], &(2..=64))?,
+            behind: bounded("--behind", flags.behind.unwrap_or(32), &(1..=1 << 20))?,
             threads: list("--threads", &flags.threads, &[1, machine::cores()], &THREADS)?,
             repeat: bounded("--repeat", flags.repeat.unwrap_or(3), &(1..=100))?,
         })

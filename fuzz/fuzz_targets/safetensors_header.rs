@@ -25,7 +25,9 @@ fuzz_target!(|data: &[u8]| {
                 sequences: 2,
                 cache_element_bytes: 4,
                 drafts_max: 3,
+                rows: 512,
                 machine_bytes: Some(1 << 20),
+                on_device: false,
             };
             LoadPlan::new(&checkpoint, &request).render(80);
             for name in ["lm_head", "layers.0.self_attn.q_proj", "layers.3.self_attn.o_proj"] {

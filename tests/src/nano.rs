@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use flint_backend::Backend;
 use flint_cpu::Cpu;
 use flint_model::probe::{Point, Probe, Seen};
 use flint_model::{Batch, Glm, LanguageModel, Span, Want};
@@ -69,16 +70,90 @@ pub fn check_text(model: &mut dyn LanguageModel, goldens: &Goldens, prefix: &str
 
 /// Runs a prompt with somebody looking at every point.
 ///
-pub fn look(model: &mut Glm<Cpu>, tokens: &[u32]) -> Collector {
+pub fn look<B: Backend>(model: &mut Glm<B>, tokens: &[u32]) -> Collector {
     let sequence = model.open().unwrap();
     let mut collector = Collector::default();
     let span = Span { sequence, sure: tokens.to_vec(), drafts: vec![], want: Want::All };
     let seen = model.forward_probed(&Batch { spans: vec![span.clone()] }, &mut collector).unwrap();
     model.close(sequence).unwrap();
-    // Looking must not change a bit.
     let plain = feeding::feed(model, tokens, &[tokens.len()]);
-    assert_eq!(bits(&seen.values), plain.concat());
+    feeding::assert_same("a forward that is looked at", &bits(&seen.values), &plain.concat());
     collector
+}
+
+/// Root of the mean square of the differences, relative to that of the expected values.
+fn relative_distance(found: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let square = |x: f64| x * x;
+    let pairs = found.iter().zip(expected);
+    let apart: f64 = pairs.map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+    let size: f64 = expected.iter().map(|b| square(f64::from(*b))).sum();
+    if apart == 0.0 { 0.0 } else { (apart / size.max(1e-30)).sqrt() }
+}
+
+/// How far the prefill logits of an arithmetic with rounded inputs are from the goldens': the farthest of three prompts.
+pub fn text_distance(model: &mut dyn LanguageModel, goldens: &Goldens, prefix: &str) -> f64 {
+    let distance = |prompt: &&str| {
+        let tokens = goldens.tokens(&format!("{prompt}.input_ids"));
+        let rows = feeding::feed(model, &tokens, &[tokens.len()]);
+        let positions = if goldens.has(&format!("{prompt}.positions")) {
+            goldens.tokens(&format!("{prompt}.positions"))
+        } else {
+            (0..tokens.len() as u32).collect()
+        };
+        let kept: Vec<f32> = positions.iter().flat_map(|p| floats(&rows[*p as usize])).collect();
+        relative_distance(&kept, &goldens.floats(&format!("{prefix}{prompt}.logits")))
+    };
+    ["p7", "p64", "p300"]
+        .iter()
+        .map(distance)
+        .fold(0.0, |worst, d| if d > worst || d.is_nan() { d } else { worst })
+}
+
+/// Compares every point of a forward with another model's, in the network's order, up to the first choice (experts,
+/// pools) that differs: behind it the two do not compute the same. Panics where values differ by more than `most`.
+pub fn compare_inside<A: Backend, B: Backend>(model: &mut Glm<A>, other: &mut Glm<B>, most: f64) -> String {
+    let tokens = feeding::Dice::new(12).tokens(90, model.limits().vocabulary);
+    let (found, expected) = (look(model, &tokens), look(other, &tokens));
+    let mut worst = (0.0, None);
+    for layer in 0..model.config().layers() {
+        let points = [
+            Point::AttentionMix(layer),
+            Point::Latents(layer),
+            Point::Pools(layer),
+            Point::KdaWindow(layer),
+            Point::KdaState(layer),
+            Point::Attention(layer),
+            Point::AttentionStreams(layer),
+            Point::FeedMix(layer),
+            Point::RouterLogits(layer),
+            Point::Picks(layer),
+            Point::PickWeights(layer),
+            Point::Shared(layer),
+            Point::Feed(layer),
+            Point::Streams(layer),
+        ];
+        for point in points {
+            if found.ids.get(&point) != expected.ids.get(&point) {
+                return format!(
+                    "up to {point:?}, where choices differ, at most {:.1e} at {:?}",
+                    worst.0, worst.1
+                );
+            }
+            let (Some(a), Some(b)) = (found.floats.get(&point), expected.floats.get(&point)) else {
+                continue;
+            };
+            let distance = relative_distance(a, b);
+            assert!(
+                distance <= most,
+                "{point:?} differs by {distance:.1e} of its size; {most:.0e} is allowed"
+            );
+            if distance > worst.0 {
+                worst = (distance, Some(point));
+            }
+        }
+    }
+    format!("all layers, at most {:.1e} at {:?}", worst.0, worst.1)
 }
 
 /// Compares the streams after layers 0, 3, 6 and 7 of prompt p7.

@@ -2,39 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::missing_panics_doc)] // a contract that cannot run has failed
 
-use flint_contracts::feeding::{Dice, assert_same, feed, whole};
+use flint_contracts::contracts::chunked;
+use flint_contracts::feeding::{Dice, assert_same, feed};
 use flint_contracts::{TINY, Tiny, arithmetics, model};
 use flint_cpu::Arithmetic;
 use flint_model::LanguageModel;
-
-/// Longer than the selection's switch-over and than one page of every tiny model.
-const LENGTH: usize = 330;
-
-fn check(tiny: Tiny, arithmetic: Arithmetic) {
-    let mut model = model(tiny, arithmetic);
-    let mut dice = Dice::new(1);
-    let tokens = dice.tokens(LENGTH, model.limits().vocabulary);
-    let cuts = whole(&model, LENGTH);
-    let expected = feed(&mut model, &tokens, &cuts);
-    let mut schedules = vec![vec![1; LENGTH], vec![17; 19].into_iter().chain([7]).collect()];
-    schedules.extend([3, 16, 64, 255].map(|first| vec![first, LENGTH - first]));
-    schedules.extend((0..6).map(|_| dice.cuts(LENGTH, 90)));
-    for cuts in schedules {
-        for (row, found) in feed(&mut model, &tokens, &cuts).iter().enumerate() {
-            assert_same(
-                &format!("{tiny:?} {arithmetic:?} cut as {cuts:?}, row {row}"),
-                found,
-                &expected[row],
-            );
-        }
-    }
-}
 
 #[test]
 fn every_cut_of_a_prompt_gives_the_bits_of_the_whole_prompt() {
     for tiny in TINY {
         for arithmetic in arithmetics() {
-            check(tiny, arithmetic);
+            chunked(&mut model(tiny, arithmetic), &format!("{tiny:?} {arithmetic:?}"));
         }
     }
 }

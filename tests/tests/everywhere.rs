@@ -3,33 +3,19 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::missing_panics_doc)] // a contract that cannot run has failed
 
 use flint_backend::wrap::Recorder;
-use flint_contracts::feeding::{Dice, assert_same, feed};
+use flint_contracts::contracts::{pieces, same_pieces};
 use flint_contracts::{TINY, arithmetics, cpu, load};
 use flint_cpu::{Arithmetic, Cpu, Level, Options};
 use flint_model::LanguageModel;
-
-const CUTS: [usize; 6] = [1, 90, 2, 1, 150, 16];
-
-fn tokens(model: &dyn LanguageModel) -> Vec<u32> {
-    Dice::new(11).tokens(CUTS.iter().sum(), model.limits().vocabulary)
-}
 
 #[test]
 fn one_thread_and_several_give_the_same_bits() {
     for tiny in TINY {
         for arithmetic in arithmetics() {
-            let mut one = load(tiny, cpu(arithmetic, 1));
-            let tokens = tokens(&one);
-            let expected = feed(&mut one, &tokens, &CUTS);
+            let expected = pieces(&mut load(tiny, cpu(arithmetic, 1)));
             for threads in [2, 3, 5] {
-                let mut several = load(tiny, cpu(arithmetic, threads));
-                for (row, found) in feed(&mut several, &tokens, &CUTS).iter().enumerate() {
-                    assert_same(
-                        &format!("{tiny:?} {arithmetic:?} {threads} threads, row {row}"),
-                        found,
-                        &expected[row],
-                    );
-                }
+                let found = pieces(&mut load(tiny, cpu(arithmetic, threads)));
+                same_pieces(&format!("{tiny:?} {arithmetic:?} {threads} threads"), &found, &expected);
             }
         }
     }
@@ -40,14 +26,10 @@ fn every_instruction_level_gives_the_same_bits() {
     let levels = [Level::Avx2, Level::Avx512, Level::Neon];
     for tiny in TINY {
         let at = |level| Cpu::new(Options { arithmetic: Arithmetic::Lanes, threads: 2, level }).unwrap();
-        let mut scalar = load(tiny, at(Level::Scalar));
-        let tokens = tokens(&scalar);
-        let expected = feed(&mut scalar, &tokens, &CUTS);
+        let expected = pieces(&mut load(tiny, at(Level::Scalar)));
         for level in levels.into_iter().filter(|level| level.is_available()) {
-            let mut other = load(tiny, at(level));
-            for (row, found) in feed(&mut other, &tokens, &CUTS).iter().enumerate() {
-                assert_same(&format!("{tiny:?} {level:?}, row {row}"), found, &expected[row]);
-            }
+            let found = pieces(&mut load(tiny, at(level)));
+            same_pieces(&format!("{tiny:?} {level:?}"), &found, &expected);
         }
     }
 }
@@ -56,13 +38,9 @@ fn every_instruction_level_gives_the_same_bits() {
 fn a_queue_that_runs_at_the_next_wait_gives_the_same_bits() {
     for tiny in TINY {
         for arithmetic in arithmetics() {
-            let mut direct = load(tiny, cpu(arithmetic, 2));
-            let tokens = tokens(&direct);
-            let expected = feed(&mut direct, &tokens, &CUTS);
-            let mut queued = load(tiny, Recorder::new(cpu(arithmetic, 2)));
-            for (row, found) in feed(&mut queued, &tokens, &CUTS).iter().enumerate() {
-                assert_same(&format!("{tiny:?} {arithmetic:?} queued, row {row}"), found, &expected[row]);
-            }
+            let expected = pieces(&mut load(tiny, cpu(arithmetic, 2)));
+            let found = pieces(&mut load(tiny, Recorder::new(cpu(arithmetic, 2))));
+            same_pieces(&format!("{tiny:?} {arithmetic:?} queued"), &found, &expected);
         }
     }
 }
@@ -84,8 +62,7 @@ fn the_fp32_arithmetic_gives_the_bits_of_every_other_machine() {
     let found = TINY.map(|tiny| {
         let mut model = load(tiny, cpu(Arithmetic::Lanes, 1));
         assert_eq!(model.arithmetic_id().split_once("cpu-").map(|(_, name)| name), Some("lanes-1"));
-        let tokens = tokens(&model);
-        digest(&feed(&mut model, &tokens, &CUTS))
+        digest(&pieces(&mut model))
     });
     assert_eq!(found, LANES_1, "{found:#018x?}");
 }

@@ -3,42 +3,20 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::missing_panics_doc)] // a contract that cannot run has failed
 
-use flint_contracts::feeding::{Dice, append, append_cut, assert_same, bits, feed, whole};
+use flint_contracts::contracts::resumed;
+use flint_contracts::feeding::{Dice, append, assert_same, bits, feed};
 use flint_contracts::{TINY, Tiny, arithmetics, model};
 use flint_cpu::Arithmetic;
 use flint_model::{Batch, LanguageModel, Span, Want};
 
 const LENGTH: usize = 310;
 
-fn check(tiny: Tiny, arithmetic: Arithmetic, lengths: &[usize]) {
-    let mut model = model(tiny, arithmetic);
-    let tokens = Dice::new(5).tokens(LENGTH, model.limits().vocabulary);
-    let cuts = whole(&model, LENGTH);
-    let expected = feed(&mut model, &tokens, &cuts);
-    for &length in lengths {
-        let sequence = model.open().unwrap();
-        append(&mut model, sequence, &tokens[..length]);
-        let saved = model.save(sequence).unwrap();
-        model.close(sequence).unwrap();
-        let sequence = model.load(&saved).unwrap();
-        assert_eq!(model.length(sequence).unwrap(), length);
-        assert_eq!(model.save(sequence).unwrap(), saved, "saving again gives the same bytes");
-        let end = (length + 20).min(LENGTH);
-        let rows = append_cut(&mut model, sequence, &tokens[length..end], &[1, end - length - 1]);
-        for (row, found) in rows.iter().enumerate() {
-            let what = format!("{tiny:?} {arithmetic:?} resumed at {length}, row {}", length + row);
-            assert_same(&what, found, &expected[length + row]);
-        }
-        model.close(sequence).unwrap();
-    }
-}
-
 #[test]
 fn a_sequence_resumed_at_any_length_goes_on_with_the_same_bits() {
     let every: Vec<usize> = (1..LENGTH - 2).step_by(7).chain([15, 16, 17, 63, 64, 255, 256, 257]).collect();
     for tiny in TINY {
         for arithmetic in arithmetics() {
-            check(tiny, arithmetic, &every);
+            resumed(&mut model(tiny, arithmetic), &format!("{tiny:?} {arithmetic:?}"), &every);
         }
     }
 }

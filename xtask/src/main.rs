@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // commands for developers speak to a terminal
 
 mod goldens;
+mod kernels;
 mod peers;
 mod tidy;
 
@@ -26,6 +27,10 @@ enum Task {
     Goldens(goldens::Goldens),
     /// Measures Flint against llama.cpp and transformers on the same weights, interleaved in one run.
     Peers(peers::Peers),
+    /// Compiles the CUDA kernels into the code that the program embeds, and says what each costs.
+    Kernels(kernels::Kernels),
+    /// Runs every law and contract on this machine's CUDA device.
+    Cuda(kernels::Cuda),
 }
 
 /// What a command that failed says.
@@ -36,6 +41,8 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(&root()),
         Task::Goldens(task) => task.run(&root()),
         Task::Peers(task) => task.run(&root()),
+        Task::Kernels(task) => task.run(&root()),
+        Task::Cuda(task) => task.run(&root()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

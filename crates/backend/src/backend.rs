@@ -128,6 +128,18 @@ pub trait Backend: Ops + Send + 'static {
     /// Waits, then copies the whole buffer's bytes, bit-exact, in the host's order.
     fn read_bytes(&mut self, buffer: &Self::Buffer) -> Result<Vec<u8>>;
 
+    /// The operations that follow, up to [`end_step`](Self::end_step), are one forward of a network whose like comes
+    /// again: a device may collect them and start them at once. Changes speed, never bits. Steps do not nest; a second
+    /// call, and an end without a beginning, are harmless.
+    fn begin_step(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Ends what [`begin_step`](Self::begin_step) began (queued: does not wait).
+    fn end_step(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Waits until every queued operation has run.
     fn synchronize(&mut self) -> Result<()>;
 

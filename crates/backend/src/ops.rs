@@ -439,6 +439,20 @@ pub struct Attend<Buf> {
     pub spans: Vec<DsaSpan<Buf>>,
 }
 
+/// The best logits of each row, for sampling without the whole row: any NaN first, then value descending, id ascending
+/// among equals (the two zeros are equal). Values are the logits' own bits.
+#[derive(Clone, Debug)]
+pub struct TopLogits<Buf> {
+    /// U32 `[rows · count]`: ids, the best first.
+    pub ids: Buf,
+    /// `[rows, count]`: their logits.
+    pub values: Rows<Buf>,
+    /// `[rows, vocabulary]`.
+    pub logits: Rows<Buf>,
+    /// How many, 1 to 64, at most the vocabulary.
+    pub count: usize,
+}
+
 /// A wrapper that takes operations as data. Whoever implements it has every method of [`Ops`].
 pub trait Intercept {
     /// As [`Ops::Buffer`].
@@ -527,4 +541,5 @@ ops! {
     dsa_append DsaAppend<Buffer> => attention;
     select_pools SelectPools<Buffer> => attention;
     attend Attend<Buffer> => attention;
+    top_logits TopLogits<Buffer> => sampling;
 }

@@ -18,6 +18,8 @@ enum Command<B: Ops> {
     WriteF32(B::Buffer, usize, Vec<f32>),
     WriteU32(B::Buffer, usize, Vec<u32>),
     WriteBytes(B::Buffer, Vec<u8>),
+    BeginStep,
+    EndStep,
 }
 
 /// Runs nothing until something waits.
@@ -39,6 +41,8 @@ impl<B: Backend> Recorder<B> {
                 Command::WriteF32(buffer, first, values) => self.inner.write_f32(&buffer, first, &values)?,
                 Command::WriteU32(buffer, first, values) => self.inner.write_u32(&buffer, first, &values)?,
                 Command::WriteBytes(buffer, bytes) => self.inner.write_bytes(&buffer, &bytes)?,
+                Command::BeginStep => self.inner.begin_step()?,
+                Command::EndStep => self.inner.end_step()?,
             }
         }
         Ok(())
@@ -100,6 +104,16 @@ impl<B: Backend> Backend for Recorder<B> {
     fn read_bytes(&mut self, buffer: &Self::Buffer) -> Result<Vec<u8>> {
         self.flush()?;
         self.inner.read_bytes(buffer)
+    }
+
+    fn begin_step(&mut self) -> Result<()> {
+        self.queue.push(Command::BeginStep);
+        Ok(())
+    }
+
+    fn end_step(&mut self) -> Result<()> {
+        self.queue.push(Command::EndStep);
+        Ok(())
     }
 
     fn synchronize(&mut self) -> Result<()> {
@@ -177,6 +191,14 @@ impl<B: Backend, F: FnMut(&mut B, OpOf<B>) -> Result<()> + Send + 'static> Backe
 
     fn read_bytes(&mut self, buffer: &Self::Buffer) -> Result<Vec<u8>> {
         self.inner.read_bytes(buffer)
+    }
+
+    fn begin_step(&mut self) -> Result<()> {
+        self.inner.begin_step()
+    }
+
+    fn end_step(&mut self) -> Result<()> {
+        self.inner.end_step()
     }
 
     fn synchronize(&mut self) -> Result<()> {

@@ -248,4 +248,5 @@ forward! {
     dsa_append(ops::DsaAppend<CpuBuffer>) => op::dsa_append;
     select_pools(ops::SelectPools<CpuBuffer>) => op::select_pools;
     attend(ops::Attend<CpuBuffer>) => op::attend;
+    top_logits(ops::TopLogits<CpuBuffer>) => op::top_logits;
 }

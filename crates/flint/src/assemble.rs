@@ -2,21 +2,18 @@
 
 use std::sync::Arc;
 
+use flint_backend::Backend;
 use flint_chat::{ChatFiles, ChatFormat};
 use flint_cpu::{Arithmetic, Cpu, Options};
 use flint_engine::{Engine, EngineOptions};
-use flint_model::{Glm, GlmOptions};
-use flint_weights::{Checkpoint, HostBytes, LoadPlan, PlanRequest, Source};
+use flint_model::{Glm, GlmOptions, LanguageModel};
+use flint_weights::{Checkpoint, HostBytes, LoadPlan, Source};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::config::settings::ModelSettings;
+use crate::device::{self, Chosen};
 use crate::error::{Error, Result};
-use crate::machine;
 use crate::terminal::{Style, Terminal, bytes, counted};
-
-/// Rows of one forward. Prompts are read in parts of this size: large enough that a part's arithmetic outweighs reading
-/// the weights once, small enough that running replies wait for well under a second on a machine that suits the model.
-pub(crate) const ROWS: usize = 512;
 
 /// A loaded model with everything around it.
 pub(crate) struct Assembled {
@@ -34,30 +31,34 @@ pub(crate) struct Assembled {
 pub(crate) fn assemble(settings: &ModelSettings, queue: usize, terminal: Terminal) -> Result<Assembled> {
     let checkpoint = Checkpoint::open(settings.source.clone())?;
     let chat = Arc::new(chat_format(&settings.source)?);
-    let (plan, context) = plan(&checkpoint, settings)?;
+    let (chosen, plan, context) = plan(&checkpoint, settings)?;
     check_memory(&plan, settings, terminal)?;
-    let model = load(&checkpoint, settings, context, terminal)?;
-    let summary = summary(settings, &plan, context);
-    let options = EngineOptions { rows_per_round: ROWS, parallel: settings.parallel, queue };
-    let engine = Engine::start(Box::new(model), options);
+    let rows = chosen.rows();
+    let (model, place) = match chosen {
+        Chosen::Cpu { note } => {
+            if let Some(note) = note {
+                terminal.note(Style::Warning, &note);
+            }
+            let model = load(&checkpoint, settings, Cpu::new(settings.cpu)?, (context, rows), terminal)?;
+            (model, cpu_place(settings.cpu))
+        }
+        Chosen::Cuda(cuda) => {
+            let place = format!("{} (cuda:{})", cuda.info().name, cuda.info().ordinal);
+            (load(&checkpoint, settings, *cuda, (context, rows), terminal)?, place)
+        }
+    };
+    let weights = bytes(plan.resident_bytes());
+    let summary = format!("{} · {weights} · {place} · context {context}", settings.name);
+    let options = EngineOptions { rows_per_round: rows, parallel: settings.parallel, queue };
+    let engine = Engine::start(model, options);
     Ok(Assembled { engine, chat, name: settings.name.clone(), summary })
 }
 
-/// What loading would take, and the longest sequence.
-pub(crate) fn plan(checkpoint: &Checkpoint, settings: &ModelSettings) -> Result<(LoadPlan, usize)> {
+/// The device, what loading would take there, and the longest sequence.
+pub(crate) fn plan(checkpoint: &Checkpoint, settings: &ModelSettings) -> Result<(Chosen, LoadPlan, usize)> {
     let context = settings.context(checkpoint.config().max_positions)?;
-    let cache_element_bytes = match settings.device.arithmetic {
-        Arithmetic::Lanes => 4,
-        Arithmetic::Dot => 2,
-    };
-    let request = PlanRequest {
-        context,
-        sequences: settings.parallel,
-        cache_element_bytes,
-        drafts_max: 0,
-        machine_bytes: machine::memory().map(|memory| memory.available),
-    };
-    Ok((LoadPlan::new(checkpoint, &request), context))
+    let (chosen, plan) = device::choose(checkpoint, settings, context)?;
+    Ok((chosen, plan, context))
 }
 
 /// Refuses a plan that does not fit, with its numbers.
@@ -70,15 +71,15 @@ pub(crate) fn check_memory(plan: &LoadPlan, settings: &ModelSettings, terminal: 
     Err(Error::Memory(format!("{text} (--force loads it all the same)")))
 }
 
-/// Uploads the weights to the device.
-pub(crate) fn load(
+/// Uploads the weights to a device, for sequences and forwards of at most so many rows.
+pub(crate) fn load<B: Backend>(
     checkpoint: &Checkpoint,
     settings: &ModelSettings,
-    context: usize,
+    backend: B,
+    (context, rows): (usize, usize),
     terminal: Terminal,
-) -> Result<Glm<Cpu>> {
-    let backend = Cpu::new(settings.device)?;
-    let options = GlmOptions { context, sequences: settings.parallel, rows: ROWS, drafts: 0 };
+) -> Result<Box<dyn LanguageModel>> {
+    let options = GlmOptions { context, sequences: settings.parallel, rows, drafts: settings.drafts };
     let bar = progress_bar(&settings.name, terminal);
     let model = Glm::load(checkpoint, backend, options, &mut |done, all| {
         if bar.length() != Some(all) {
@@ -87,7 +88,7 @@ pub(crate) fn load(
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
-    Ok(model)
+    Ok(Box::new(model))
 }
 
 fn progress_bar(name: &str, terminal: Terminal) -> ProgressBar {
@@ -123,14 +124,9 @@ fn chat_format(source: &Source) -> Result<ChatFormat> {
     Ok(ChatFormat::open(&files)?)
 }
 
-fn summary(settings: &ModelSettings, plan: &LoadPlan, context: usize) -> String {
-    format!(
-        "{} · {} · {} · {} · context {context}",
-        settings.name,
-        bytes(plan.resident_bytes()),
-        arithmetic_name(settings.device),
-        counted(settings.device.threads, "thread"),
-    )
+/// The CPU's part of the summary.
+fn cpu_place(options: Options) -> String {
+    format!("{} · {}", arithmetic_name(options), counted(options.threads, "thread"))
 }
 
 /// The arithmetic and instruction set in words.

@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::device::DeviceChoice;
 use crate::error::{Error, Result};
 
 /// GLM-5.3-Flash on the machine you have, exact.
@@ -80,13 +81,16 @@ options! {
         /// Checkpoint folder [default: the embedded flint-tiny]
         #[arg(value_name = "DIR")]
         model: PathBuf,
-        /// Threads that compute, 1 to 1024 [default: this machine's cores]
+        /// Where it runs: auto, cpu, cuda or cuda:N; auto takes a CUDA device that holds the model, else the CPU [default: auto]
+        #[arg(value_name = "DEVICE")]
+        device: DeviceChoice,
+        /// Threads that compute on the CPU, 1 to 1024 [default: this machine's cores]
         #[arg(value_name = "N")]
         threads: usize,
-        /// Arithmetic of products [default: auto, the fastest]
+        /// The CPU's arithmetic of products [default: auto, the fastest]
         #[arg(value_enum)]
         arithmetic: ArithmeticChoice,
-        /// Instruction set; changes speed, never a bit [default: auto, the best]
+        /// The CPU's instruction set; changes speed, never a bit [default: auto, the best]
         #[arg(value_enum)]
         level: LevelChoice,
         /// Longest conversation in tokens, at least 64 [default: 16384, or the model's own limit if lower]
@@ -292,13 +296,22 @@ pub(crate) struct BenchFlags {
     /// Sequences decoded together, separated by commas, 1 to 256 each [default: 1,4,8]
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     pub(crate) batch: Vec<usize>,
-    /// Threads, separated by commas, 1 to 1024 each [default: 1 and this machine's cores]
+    /// Rows of one sequence in one forward, as when drafts are verified, separated by commas, 2 to 64 each
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    pub(crate) block: Vec<usize>,
+    /// Tokens of a sequence before it decodes [default: 32]
+    #[arg(long, value_name = "N")]
+    pub(crate) behind: Option<usize>,
+    /// Device: cpu, cuda or cuda:N [default: cpu]
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<DeviceChoice>,
+    /// Threads of the CPU, separated by commas, 1 to 1024 each [default: 1 and this machine's cores]
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
     /// Rounds; the best of each figure counts, 1 to 100 [default: 3]
     #[arg(long, value_name = "N")]
     pub(crate) repeat: Option<usize>,
-    /// Arithmetic of products [default: auto, the fastest]
+    /// The CPU's arithmetic of products [default: auto, the fastest]
     #[arg(long, value_enum)]
     pub(crate) arithmetic: Option<ArithmeticChoice>,
     /// Instruction set [default: auto, the best]
@@ -420,7 +433,7 @@ mod tests {
     fn an_unknown_key_is_refused_by_name() {
         let message = file(r#"{"thread": 3}"#).unwrap_err().to_string();
         assert!(
-            message.contains("flint.json: \"thread\" is no option; the options are model, threads"),
+            message.contains("flint.json: \"thread\" is no option; the options are model, device, threads"),
             "{message}"
         );
     }

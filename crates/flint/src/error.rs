@@ -26,6 +26,14 @@ pub(crate) enum Error {
         /// What is wrong.
         what: String,
     },
+    /// The device that the user names.
+    #[error("--device {device}: {why}")]
+    Device {
+        /// As the user may write it.
+        device: String,
+        /// Why it cannot be used.
+        why: String,
+    },
     /// The plan does not fit into this machine's memory.
     #[error("{0}")]
     Memory(String),

@@ -1,6 +1,7 @@
 //! What this machine has: cores and memory.
 
 use std::num::NonZero;
+use std::path::PathBuf;
 
 /// Cores that this process may use.
 pub(crate) fn cores() -> usize {
@@ -33,6 +34,14 @@ fn parse_meminfo(text: &str) -> Option<Memory> {
         kilobytes.trim().parse::<u64>().ok()?.checked_mul(1024)
     };
     Some(Memory { total: field("MemTotal")?, available: field("MemAvailable")? })
+}
+
+/// Where this user's programs keep what they can make again, where the system says.
+#[expect(clippy::disallowed_methods, reason = "the user's folders are the environment's to name")]
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    let named = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let caches = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")))?;
+    caches.is_absolute().then(|| caches.join("flint"))
 }
 
 /// The processor's name, where the system says.

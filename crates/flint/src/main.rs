@@ -6,6 +6,7 @@
 mod assemble;
 mod cli;
 mod config;
+mod device;
 mod embedded;
 mod error;
 mod interrupt;

@@ -142,6 +142,34 @@ fn what_cannot_be_done_is_refused_in_a_sentence() {
 }
 
 #[test]
+fn a_device_that_is_not_there_is_refused_with_the_reason_and_auto_runs_without_it() {
+    // No machine has a device of this number; most have no driver either.
+    let text = refused(&["generate", "a", "--device", "cuda:4096"]);
+    assert!(text.starts_with("flint: --device cuda:4096: "), "{text}");
+    assert!(text.contains("--device cpu") || text.contains("the driver lists"), "{text}");
+    let text = text_of_usage(&["generate", "a", "--device", "gpu"]);
+    assert!(text.contains("auto, cpu, cuda and cuda:N"), "{text}");
+    let reply = |device: &str| {
+        let fixed =
+            ["generate", "--raw", "Once", "--max-tokens", "2", "--arithmetic", "fp32", "--device", device];
+        said(&fixed, "")
+    };
+    assert_eq!(reply("auto"), reply("cpu"));
+    let file = std::env::temp_dir().join(format!("flint-device-{}.json", std::process::id()));
+    std::fs::write(&file, r#"{"device": "cuda:4096"}"#).unwrap();
+    let text = refused(&["plan", "--config", file.to_str().unwrap()]);
+    std::fs::remove_file(&file).unwrap();
+    assert!(text.contains("--device cuda:4096"), "{text}");
+}
+
+/// Standard error of a command line that is refused as such.
+fn text_of_usage(arguments: &[&str]) -> String {
+    let output = run(arguments, "");
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    text(&output.stderr).to_owned()
+}
+
+#[test]
 fn a_reader_that_goes_away_ends_the_command_quietly() {
     let mut child = flint().args(["generate", "--raw", "Once", "--temperature", "2"]).spawn().unwrap();
     drop(child.stdout.take());
@@ -167,12 +195,12 @@ fn a_bench_reports_shares_of_this_machine() {
     assert_eq!(kinds, [("prefill", 1, 40), ("decode", 1, 4), ("decode", 3, 12)]);
     for run in runs {
         for name in
-            ["tokens_per_second", "bytes_per_token", "share_of_reads", "share_of_peak", "share_of_roof"]
+            ["tokens_per_second", "bytes_per_token", "share_of_bytes", "share_of_peak", "share_of_roof"]
         {
             assert!(run[name].as_f64().unwrap() > 0.0, "{name}: {run}");
         }
     }
-    assert!(report["limits"][0]["read_bytes_per_second"].as_f64().unwrap() > 1e8);
+    assert!(report["limits"][0]["bytes_per_second"].as_f64().unwrap() > 1e8);
     assert!(said(&arguments, "").contains("decode × 3"));
 }
 

@@ -95,6 +95,11 @@ impl<B: Backend> Glm<B> {
         &self.config
     }
 
+    /// The device.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
     /// [`LanguageModel::forward`] with somebody looking.
     pub fn forward_probed(&mut self, batch: &Batch, probe: &mut dyn Probe) -> Result<Logits> {
         self.check(batch)?;
@@ -103,7 +108,7 @@ impl<B: Backend> Glm<B> {
                 sequence.reserve(&mut self.backend, &self.config, &self.shape, span.rows())?;
             }
         }
-        let result = self.run(batch, probe);
+        let result = self.step(batch, probe);
         for span in &batch.spans {
             if let Some(sequence) = self.sequences.get_mut(&span.sequence) {
                 sequence.pending = Some(Pending { sure: span.sure.len(), drafts: span.drafts.len() });
@@ -162,6 +167,17 @@ impl<B: Backend> Glm<B> {
             first_row += span.rows();
         }
         Ok(placed)
+    }
+
+    /// Runs a checked batch as one step of the device.
+    fn step(&mut self, batch: &Batch, probe: &mut dyn Probe) -> Result<Logits> {
+        self.backend.begin_step()?;
+        let result = self.run(batch, probe);
+        // Ended after an error too: later copies must not wait for a step that never ends.
+        let ended = self.backend.end_step();
+        let logits = result?;
+        ended?;
+        Ok(logits)
     }
 
     /// Embeds the rows, runs the layers, and reads the wanted logits.

@@ -17,8 +17,6 @@ use crate::table::{Group, Need, Shape, Spec};
 
 /// Positions of a page of the latent attention's cache, when a pool's size divides them.
 const PAGE_POSITIONS: usize = 256;
-/// Rows of a forward for which working memory is estimated.
-const WORKING_ROWS: usize = 512;
 
 /// What a load is asked to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -31,8 +29,19 @@ pub struct PlanRequest {
     pub cache_element_bytes: usize,
     /// Drafts of one span.
     pub drafts_max: usize,
+    /// Most rows of one forward: working memory grows with them.
+    pub rows: usize,
     /// Memory that the load may use, where it is known.
     pub machine_bytes: Option<u64>,
+    /// Whether that memory is a device's own, and not the machine's.
+    pub on_device: bool,
+}
+
+impl PlanRequest {
+    /// Whose memory it is, in words.
+    fn holder(&self) -> &'static str {
+        if self.on_device { "the device" } else { "this machine" }
+    }
 }
 
 /// The model's sizes in short.
@@ -200,7 +209,7 @@ impl LoadPlan {
         let state = StatePlan::new(config, request);
         let weight_bytes = groups.iter().map(|group| group.resident_bytes).sum();
         let state_bytes = request.sequences as u64 * state.bytes(request.context as u64);
-        let working_bytes = working_bytes(config);
+        let working_bytes = working_bytes(config, request.rows);
         let total_bytes = weight_bytes + state_bytes + working_bytes;
         let mut plan = Self {
             source: checkpoint.source().label(),
@@ -233,11 +242,12 @@ impl LoadPlan {
     pub fn shortage(&self) -> Option<String> {
         let machine = self.request.machine_bytes.filter(|machine| self.total_bytes > *machine)?;
         let mut text = format!(
-            "the model needs {} (weights {}, state {}, working memory {}), this machine can give {}",
+            "the model needs {} (weights {}, state {}, working memory {}), {} can give {}",
             render::bytes(self.total_bytes),
             render::bytes(self.weight_bytes),
             render::bytes(self.state_bytes),
             render::bytes(self.working_bytes),
+            self.request.holder(),
             render::bytes(machine)
         );
         for advice in &self.advice {
@@ -368,9 +378,9 @@ fn summary(config: &ModelConfig, groups: &[GroupPlan]) -> ModelSummary {
     }
 }
 
-/// Activations of a forward of [`WORKING_ROWS`] rows, fp32: the streams, a block's input and output, and the widest
+/// Activations of a forward of `rows` rows, fp32: the streams, a block's input and output, and the widest
 /// block's intermediate rows.
-fn working_bytes(config: &ModelConfig) -> u64 {
+fn working_bytes(config: &ModelConfig, rows: usize) -> u64 {
     let kda = 9 * config.linear_width() + 2 * config.linear_head_dim + config.linear_heads;
     let index = config.index_heads * (config.index_head_dim + 1) + 2 * config.index_head_dim;
     let latent = config.heads * (config.qk_head_dim + 2 * config.kv_lora_rank + config.v_head_dim);
@@ -381,5 +391,5 @@ fn working_bytes(config: &ModelConfig) -> u64 {
     let block = kda.max(dsa).max(sparse).max(3 * config.intermediate_size);
     let selection = config.index_topk / config.index_kpool;
     let row = (config.streams + 2) * config.hidden_size + block + selection;
-    (WORKING_ROWS * row * 4) as u64
+    (rows * row * 4) as u64
 }

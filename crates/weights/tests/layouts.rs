@@ -101,7 +101,9 @@ fn plan(checkpoint: &Checkpoint) -> LoadPlan {
         sequences: 2,
         cache_element_bytes: 4,
         drafts_max: 3,
+        rows: 512,
         machine_bytes: None,
+        on_device: false,
     };
     LoadPlan::new(checkpoint, &request)
 }

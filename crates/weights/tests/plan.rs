@@ -21,7 +21,15 @@ fn release(form: Form, experts: usize, shards: usize) -> (tempfile::TempDir, usi
 }
 
 fn request(context: usize, sequences: usize, machine_bytes: Option<u64>) -> PlanRequest {
-    PlanRequest { context, sequences, cache_element_bytes: 2, drafts_max: 0, machine_bytes }
+    PlanRequest {
+        context,
+        sequences,
+        cache_element_bytes: 2,
+        drafts_max: 0,
+        rows: 512,
+        machine_bytes,
+        on_device: false,
+    }
 }
 
 fn group(plan: &LoadPlan, group: Group) -> (u64, u64) {
@@ -171,4 +179,21 @@ fn the_rendered_plan_is_a_table_of_the_asked_width() {
     assert_eq!(json["widths"][0]["encoding"], "bf16");
     assert_eq!(json["groups"][0]["group"], "embedding");
     assert_eq!(json["fits"], false);
+}
+
+#[test]
+fn a_devices_memory_is_named_as_the_devices_and_working_memory_grows_with_rows() {
+    let (folder, _) = release(Form::Fp8, 288, 1);
+    let checkpoint = open(Source::Folder(folder.path().to_owned()));
+    let machine = request(8192, 1, Some(24 * GIB));
+    let plan = |request: &PlanRequest| LoadPlan::new(&checkpoint, request);
+    let said = plan(&machine).shortage().unwrap();
+    assert!(
+        said.contains("this machine can give 24.0 GiB") && said.contains("a machine with more"),
+        "{said}"
+    );
+    let said = plan(&PlanRequest { on_device: true, ..machine }).shortage().unwrap();
+    assert!(said.contains("the device can give 24.0 GiB") && said.contains("or --device cpu"), "{said}");
+    let bytes = |rows| plan(&PlanRequest { rows, ..machine }).working_bytes;
+    assert_eq!(bytes(4096), 8 * bytes(512));
 }

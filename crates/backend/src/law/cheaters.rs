@@ -2,7 +2,7 @@
 
 use super::rows::{read_words, upload_f32, upload_u32, write_words};
 use crate::ops::{
-    Attend, Combine, DsaAppend, KdaConv, KdaScan, KdaSpan, Linear, Op, RmsNorm, Route, SelectPools,
+    Attend, Combine, DsaAppend, KdaConv, KdaScan, KdaSpan, Linear, Op, RmsNorm, Route, SelectPools, TopLogits,
 };
 use crate::wrap::{Hooked, OpOf};
 use crate::{Backend, Element, Result, Rows};
@@ -43,6 +43,7 @@ fn cheaters<B: Backend>() -> Vec<Cheater<B>> {
         cheater("starts pools at the chunk", "dsa_append", pools_at_the_chunk::<B>),
         cheater("sees the pool that the next token completes", "select_pools", sees_ahead::<B>),
         cheater("lists the newest pool first when rows travel together", "attend", reversed_list::<B>),
+        cheater("takes a NaN for the smallest logit", "top_logits", small_nan::<B>),
     ]
 }
 
@@ -230,4 +231,12 @@ fn reversed_list<B: Backend>(backend: &mut B, op: OpOf<B>) -> Result<()> {
     }
     let picks = upload_u32(backend, &picks)?;
     backend.attend(&Attend { picks, ..op })
+}
+
+fn small_nan<B: Backend>(backend: &mut B, op: OpOf<B>) -> Result<()> {
+    let Op::TopLogits(op) = op else { return op.run(backend) };
+    let mut logits = read_rows(backend, &op.logits)?;
+    logits.iter_mut().flatten().filter(|logit| logit.is_nan()).for_each(|logit| *logit = f32::NEG_INFINITY);
+    let logits = new_rows(backend, &logits)?;
+    backend.top_logits(&TopLogits { logits, ..op })
 }

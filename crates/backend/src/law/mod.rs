@@ -19,6 +19,7 @@ pub(crate) mod norms;
 pub(crate) mod products;
 pub(crate) mod recurrent;
 mod rows;
+pub(crate) mod sampling;
 mod seam;
 mod seed;
 pub(crate) mod streams;

@@ -16,6 +16,7 @@ mod route;
 mod scan;
 mod select;
 mod streams;
+mod top;
 
 use std::ops::Range;
 
@@ -35,6 +36,7 @@ pub(crate) use route::route;
 pub(crate) use scan::kda_scan;
 pub(crate) use select::select_pools;
 pub(crate) use streams::{gather_rows, mean_streams, spread_streams};
+pub(crate) use top::top_logits;
 
 /// Elements below which a share of the work is not worth handing to a thread: about 5 µs of simple arithmetic,
 /// several times the cost of waking a waiting thread.

@@ -145,27 +145,31 @@ fn two_best(experts: std::ops::Range<usize>, score: impl Fn(usize) -> f32) -> f3
 }
 
 /// The few greatest of many ranks, descending.
-struct Best {
+pub(super) struct Best {
     ranks: Vec<u64>,
     most: usize,
 }
 
 impl Best {
-    fn new(most: usize) -> Self {
+    pub(super) fn new(most: usize) -> Self {
         Self { ranks: Vec::with_capacity(most + 1), most }
     }
 
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.ranks.clear();
     }
 
-    fn offer(&mut self, rank: u64) {
+    pub(super) fn offer(&mut self, rank: u64) {
         if self.ranks.len() == self.most && self.ranks.last().is_none_or(|&last| last >= rank) {
             return;
         }
         let place = self.ranks.partition_point(|&other| other > rank);
         self.ranks.insert(place, rank);
         self.ranks.truncate(self.most);
+    }
+
+    pub(super) fn ranks(&self) -> &[u64] {
+        &self.ranks
     }
 }
 

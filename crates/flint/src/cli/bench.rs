@@ -10,37 +10,46 @@ mod roof;
 
 use std::process::ExitCode;
 
-use flint_cpu::limits::{self, MachineLimits};
+use flint_backend::Backend;
+use flint_cpu::Cpu;
+use flint_cpu::limits;
+use flint_cuda::Cuda;
+use flint_model::LanguageModel;
 use flint_weights::{Checkpoint, LoadPlan};
 
 use crate::assemble;
 use crate::config::BenchFlags;
 use crate::config::settings::{BenchSettings, ModelSettings};
+use crate::device::Chosen;
 use crate::error::{Error, Result};
 use crate::terminal::{Style, Terminal, counted};
-use measure::{Decode, Feeder, PROMPT_BEFORE_DECODE, Prefill};
+use measure::{Decode, Feeder, Prefill};
 use report::{Report, Run};
-use roof::Roof;
+use roof::{Limits, Roof};
 
 /// Measures and reports.
 pub(crate) fn run(flags: &BenchFlags, terminal: Terminal) -> Result<ExitCode> {
     let settings = BenchSettings::new(flags)?;
     let context = context(&settings);
     let most = settings.batches.iter().copied().max().unwrap_or(1);
-    let models: Vec<ModelSettings> =
-        settings.threads.iter().map(|&threads| ModelSettings::bench(flags, threads, context, most)).collect();
+    let of_threads = |&threads: &usize| ModelSettings::bench(flags, threads, context, most);
+    let models: Vec<ModelSettings> = settings.threads.iter().map(of_threads).collect();
     let Some(first) = models.first() else { return Ok(ExitCode::SUCCESS) };
     let checkpoint = Checkpoint::open(first.source.clone())?;
     refuse_long(&checkpoint, context)?;
-    let (plan, _) = assemble::plan(&checkpoint, first)?;
+    let (chosen, plan, _) = assemble::plan(&checkpoint, first)?;
     assemble::check_memory(&plan, first, terminal)?;
     let roof = Roof::new(&plan);
-    let mut runs = Vec::new();
-    for model in &models {
-        terminal.note(Style::Dim, &format!("measuring with {}", counted(model.device.threads, "thread")));
-        runs.push(measure(&checkpoint, &plan, model, &settings, terminal)?);
-    }
-    let report = Report::new(first, &checkpoint, &plan, &settings, &roof, runs);
+    let rows = chosen.rows();
+    let bench = Bench { checkpoint: &checkpoint, plan: &plan, settings: &settings, rows, terminal };
+    let (arithmetic, runs) = match chosen {
+        Chosen::Cpu { .. } => {
+            let runs = models.iter().map(|model| bench.on_cpu(model)).collect::<Result<_>>()?;
+            (assemble::arithmetic_name(first.cpu), runs)
+        }
+        Chosen::Cuda(cuda) => (cuda.arithmetic(), vec![bench.on_device(first, *cuda)?]),
+    };
+    let report = Report::new(first, &checkpoint, &plan, &settings, &roof, (arithmetic, rows), runs);
     let text = if flags.json { report.json() } else { report.text() };
     terminal.line(Style::Plain, &text)?;
     Ok(ExitCode::SUCCESS)
@@ -50,7 +59,9 @@ pub(crate) fn run(flags: &BenchFlags, terminal: Terminal) -> Result<ExitCode> {
 fn context(settings: &BenchSettings) -> usize {
     const LEAST: usize = 64;
     let longest = settings.prompts.iter().copied().max().unwrap_or(0);
-    longest.max(PROMPT_BEFORE_DECODE + settings.decode).max(LEAST) + 1
+    let block = settings.blocks.iter().copied().max().unwrap_or(0);
+    let decoded = settings.behind + settings.decode + block;
+    longest.max(decoded).max(LEAST) + 1
 }
 
 fn refuse_long(checkpoint: &Checkpoint, context: usize) -> Result<()> {
@@ -59,60 +70,86 @@ fn refuse_long(checkpoint: &Checkpoint, context: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::Option {
-        option: "--prompt or --decode".into(),
+        option: "--prompt, --behind or --decode".into(),
         value: (context - 1).to_string(),
         expected: format!("this model holds {most} tokens at most"),
     })
 }
 
-/// One run: everything with one number of threads.
-fn measure(
-    checkpoint: &Checkpoint,
-    plan: &LoadPlan,
-    model: &ModelSettings,
-    settings: &BenchSettings,
+/// What is measured.
+struct Bench<'a> {
+    checkpoint: &'a Checkpoint,
+    plan: &'a LoadPlan,
+    settings: &'a BenchSettings,
+    /// Rows of one forward.
+    rows: usize,
     terminal: Terminal,
-) -> Result<Run> {
-    let threads = model.device.threads;
-    let mut limits = machine_limits(threads)?;
-    let glm = assemble::load(checkpoint, model, plan.request.context, terminal)?;
-    let mut feeder = Feeder::new(Box::new(glm), assemble::ROWS);
-    let mut prefills: Vec<Option<Prefill>> = vec![None; settings.prompts.len()];
-    let mut decodes: Vec<Option<Decode>> = vec![None; settings.batches.len()];
-    for _ in 0..settings.repeat {
-        for (best, &tokens) in prefills.iter_mut().zip(&settings.prompts) {
-            let round = feeder.prefill(tokens)?;
-            *best = Some(match best.take() {
-                Some(best) => best.better(round),
-                None => round,
-            });
-        }
-        for (best, &batch) in decodes.iter_mut().zip(&settings.batches) {
-            let round = feeder.decode(batch, settings.decode)?;
-            *best = Some(match best.take() {
-                Some(best) => best.better(round)?,
-                None => round,
-            });
-        }
-        limits = better(limits, machine_limits(threads)?);
-    }
-    Ok(Run {
-        limits,
-        prefills: prefills.into_iter().flatten().collect(),
-        decodes: decodes.into_iter().flatten().collect(),
-    })
 }
 
-fn machine_limits(threads: usize) -> Result<MachineLimits> {
-    limits::measure(threads).ok_or_else(|| Error::Memory("measuring read bandwidth needs 512 MiB".into()))
+impl Bench<'_> {
+    /// Everything with one number of threads.
+    fn on_cpu(&self, model: &ModelSettings) -> Result<Run> {
+        let place = counted(model.cpu.threads, "thread");
+        self.terminal.note(Style::Dim, &format!("measuring with {place}"));
+        let before = cpu_limits(&place, model)?;
+        let mut run = self.measure(self.load(model, Cpu::new(model.cpu)?)?, before)?;
+        run.limits = run.limits.better(&cpu_limits(&place, model)?);
+        Ok(run)
+    }
+
+    /// Everything on a CUDA device.
+    fn on_device(&self, model: &ModelSettings, mut cuda: Cuda) -> Result<Run> {
+        let place = cuda.info().name.clone();
+        self.terminal.note(Style::Dim, &format!("measuring on {place}"));
+        let limits = Limits::of_device(place, &cuda.measure_limits()?);
+        self.measure(self.load(model, cuda)?, limits)
+    }
+
+    fn load<B: Backend>(&self, model: &ModelSettings, backend: B) -> Result<Box<dyn LanguageModel>> {
+        assemble::load(self.checkpoint, model, backend, (self.plan.request.context, self.rows), self.terminal)
+    }
+
+    /// All rounds of a loaded model.
+    fn measure(&self, model: Box<dyn LanguageModel>, limits: Limits) -> Result<Run> {
+        let settings = self.settings;
+        let mut feeder = Feeder::new(model, self.rows, settings.behind);
+        let mut prefills: Vec<Option<Prefill>> = vec![None; settings.prompts.len()];
+        let mut decodes: Vec<Option<Decode>> = vec![None; settings.batches.len()];
+        let mut blocks: Vec<Option<Decode>> = vec![None; settings.blocks.len()];
+        for _ in 0..settings.repeat {
+            for (best, &tokens) in prefills.iter_mut().zip(&settings.prompts) {
+                let round = feeder.prefill(tokens)?;
+                *best = Some(match best.take() {
+                    Some(best) => best.better(round),
+                    None => round,
+                });
+            }
+            for (best, &batch) in decodes.iter_mut().zip(&settings.batches) {
+                keep_better(best, feeder.decode(batch, settings.decode)?)?;
+            }
+            for (best, &rows) in blocks.iter_mut().zip(&settings.blocks) {
+                keep_better(best, feeder.block(rows, settings.decode)?)?;
+            }
+        }
+        Ok(Run {
+            limits,
+            prefills: prefills.into_iter().flatten().collect(),
+            decodes: decodes.into_iter().flatten().collect(),
+            blocks: blocks.into_iter().flatten().collect(),
+        })
+    }
 }
 
-/// The higher of both rates each: a roof is what the machine can give at best.
-fn better(one: MachineLimits, other: MachineLimits) -> MachineLimits {
-    MachineLimits {
-        threads: one.threads,
-        read_bytes_per_second: one.read_bytes_per_second.max(other.read_bytes_per_second),
-        fma_per_second: one.fma_per_second.max(other.fma_per_second),
-        dot_per_second: one.dot_per_second.zip(other.dot_per_second).map(|(one, other)| one.max(other)),
-    }
+fn keep_better(best: &mut Option<Decode>, round: Decode) -> Result<()> {
+    *best = Some(match best.take() {
+        Some(best) => best.better(round)?,
+        None => round,
+    });
+    Ok(())
+}
+
+fn cpu_limits(place: &str, model: &ModelSettings) -> Result<Limits> {
+    let measured = limits::measure(model.cpu.threads)
+        .ok_or_else(|| Error::Memory("measuring read bandwidth needs 512 MiB".into()))?;
+    Ok(Limits::of_cpu(place.to_owned(), &measured, model.cpu))
 }

@@ -18,7 +18,7 @@ pub(crate) fn run(flags: PlanFlags, file: &ConfigFile, terminal: Terminal) -> Re
     let parallel = flags.parallel.unwrap_or(1);
     let settings = ModelSettings::new(flags.model.over(file)?, flags.dir, parallel, true)?;
     let checkpoint = Checkpoint::open(settings.source.clone())?;
-    let (plan, _) = assemble::plan(&checkpoint, &settings)?;
+    let (_, plan, _) = assemble::plan(&checkpoint, &settings)?;
     if flags.json {
         let text = serde_json::to_string_pretty(&plan)
             .map_err(|error| Error::Io { what: "writing the plan as JSON".into(), source: error.into() })?;

@@ -13,6 +13,7 @@ use flint_weights::Source;
 use super::{
     ArithmeticChoice, BenchFlags, LevelChoice, LogLevel, ModelOptions, SamplingOptions, ServeOptions,
 };
+use crate::device::DeviceChoice;
 use crate::embedded;
 use crate::error::{Error, Result};
 use crate::machine;
@@ -30,12 +31,20 @@ pub(crate) struct ModelSettings {
     pub(crate) source: Source,
     /// What users call it.
     pub(crate) name: String,
-    /// Threads, arithmetic and instruction set.
-    pub(crate) device: Options,
+    /// Where it runs.
+    pub(crate) device: DeviceChoice,
+    /// Threads, arithmetic and instruction set of the CPU.
+    pub(crate) cpu: Options,
+    /// Whether the user names one of the CPU's arithmetics.
+    pub(crate) cpu_arithmetic: bool,
+    /// Folder for code that was compiled for this machine's devices.
+    pub(crate) code_cache: Option<PathBuf>,
     /// Longest sequence that the user asks for.
     context: Option<usize>,
     /// Sequences at once.
     pub(crate) parallel: usize,
+    /// Drafts of one span.
+    pub(crate) drafts: usize,
     /// Load even if it does not fit.
     pub(crate) force: bool,
 }
@@ -61,17 +70,35 @@ impl ModelSettings {
         };
         let context = options.context.map(|context| bounded("--context", context, &CONTEXT)).transpose()?;
         let parallel = bounded("--parallel", parallel, &PARALLEL)?;
-        let device =
-            device(threads, options.arithmetic.unwrap_or_default(), options.level.unwrap_or_default());
+        let arithmetic = options.arithmetic.unwrap_or_default();
+        let cpu = cpu_options(threads, arithmetic, options.level.unwrap_or_default());
+        let device = options.device.unwrap_or_default();
+        let cpu_arithmetic = arithmetic != ArithmeticChoice::Auto;
+        if cpu_arithmetic && matches!(device, DeviceChoice::Cuda(_)) {
+            let expected = format!("--device {device} has an arithmetic of its own; name one of the two");
+            return Err(refused("--arithmetic", format!("{arithmetic:?}").to_lowercase(), expected));
+        }
         let (source, name) = place(folder.as_deref());
-        Ok(Self { source, name, device, context, parallel, force })
+        let code_cache = machine::cache_folder();
+        Ok(Self { source, name, device, cpu, cpu_arithmetic, code_cache, context, parallel, drafts: 0, force })
     }
 
     /// The settings of a bench at one number of threads.
     pub(crate) fn bench(flags: &BenchFlags, threads: usize, context: usize, parallel: usize) -> Self {
-        let device = device(threads, flags.arithmetic.unwrap_or_default(), flags.level.unwrap_or_default());
+        let cpu = cpu_options(threads, flags.arithmetic.unwrap_or_default(), flags.level.unwrap_or_default());
         let (source, name) = place(flags.dir.as_deref());
-        Self { source, name, device, context: Some(context), parallel, force: flags.force }
+        Self {
+            source,
+            name,
+            device: flags.device.unwrap_or(DeviceChoice::Cpu),
+            cpu,
+            cpu_arithmetic: true,
+            code_cache: machine::cache_folder(),
+            context: Some(context),
+            parallel,
+            drafts: flags.block.iter().max().map_or(0, |rows| rows - 1),
+            force: flags.force,
+        }
     }
 
     /// Longest sequence for a model that can hold `most`.
@@ -103,7 +130,7 @@ fn place(folder: Option<&Path>) -> (Source, String) {
     }
 }
 
-fn device(threads: usize, arithmetic: ArithmeticChoice, level: LevelChoice) -> Options {
+fn cpu_options(threads: usize, arithmetic: ArithmeticChoice, level: LevelChoice) -> Options {
     let detected = Options::detect(threads);
     let arithmetic = match arithmetic {
         ArithmeticChoice::Auto => detected.arithmetic,
@@ -210,6 +237,10 @@ pub(crate) struct BenchSettings {
     pub(crate) decode: usize,
     /// Sequences together.
     pub(crate) batches: Vec<usize>,
+    /// Rows of one sequence together.
+    pub(crate) blocks: Vec<usize>,
+    /// Tokens of a sequence before it decodes.
+    pub(crate) behind: usize,
     /// Threads.
     pub(crate) threads: Vec<usize>,
     /// Rounds.
@@ -228,6 +259,8 @@ impl BenchSettings {
             prompts: list("--prompt", &flags.prompt, &[512], &(1..=1 << 20))?,
             decode: bounded("--decode", flags.decode.unwrap_or(64), &(1..=1 << 20))?,
             batches: list("--batch", &flags.batch, &[1, 4, 8], &PARALLEL)?,
+            blocks: list("--block", &flags.block, &[], &(2..=64))?,
+            behind: bounded("--behind", flags.behind.unwrap_or(32), &(1..=1 << 20))?,
             threads: list("--threads", &flags.threads, &[1, machine::cores()], &THREADS)?,
             repeat: bounded("--repeat", flags.repeat.unwrap_or(3), &(1..=100))?,
         })
@@ -265,7 +298,8 @@ mod tests {
     fn without_options_the_embedded_model_runs_on_all_cores() {
         let settings = model(ModelOptions::default()).unwrap();
         assert_eq!(settings.name, "flint-tiny");
-        assert_eq!(format!("{:?}", settings.device), format!("{:?}", Options::detect(machine::cores())));
+        assert_eq!(format!("{:?}", settings.cpu), format!("{:?}", Options::detect(machine::cores())));
+        assert_eq!(settings.device, DeviceChoice::Auto);
         assert_eq!(settings.context(8192).unwrap(), 8192);
         assert_eq!(settings.context(1 << 20).unwrap(), 16_384);
     }
@@ -289,6 +323,21 @@ mod tests {
         let settings = model(ModelOptions { context: Some(9000), ..ModelOptions::default() }).unwrap();
         let text = message(settings.context(8192));
         assert_eq!(text, "--context: 9000 cannot be used; this model holds 8192 tokens at most");
+    }
+
+    #[test]
+    fn an_arithmetic_of_the_cpu_is_refused_on_a_device() {
+        let with = |device: &str| ModelOptions {
+            device: Some(device.parse().unwrap()),
+            arithmetic: Some(ArithmeticChoice::Fp32),
+            ..ModelOptions::default()
+        };
+        assert!(model(with("cpu")).is_ok() && model(with("auto")).is_ok());
+        let text = message(model(with("cuda")));
+        assert_eq!(
+            text,
+            "--arithmetic: fp32 cannot be used; --device cuda:0 has an arithmetic of its own; name one of the two"
+        );
     }
 
     #[test]

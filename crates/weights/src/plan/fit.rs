@@ -62,6 +62,11 @@ fn context_that_fits(plan: &LoadPlan, bytes: u64) -> Option<u64> {
 /// The mildest quantisation that fits, or what the smallest would need.
 fn smaller_checkpoint(plan: &LoadPlan, checkpoint: &Checkpoint, machine: u64) -> String {
     let others = plan.state_bytes + plan.working_bytes;
+    let more = if plan.request.on_device {
+        "use a device with more memory, or --device cpu"
+    } else {
+        "use a machine with more memory"
+    };
     let smaller = RECIPES.iter().map(|recipe| (recipe, recipe_bytes(recipe, checkpoint)));
     let smaller: Vec<_> = smaller.filter(|(_, bytes)| *bytes < plan.weight_bytes).collect();
     match smaller.iter().find(|(_, bytes)| bytes + others <= machine) {
@@ -74,11 +79,11 @@ fn smaller_checkpoint(plan: &LoadPlan, checkpoint: &Checkpoint, machine: u64) ->
         }
         None => match smaller.last() {
             Some((recipe, bytes)) => format!(
-                "even {} of this model needs about {}: use a machine with more memory",
+                "even {} of this model needs about {}: {more}",
                 recipe.name,
                 render::bytes(bytes + others)
             ),
-            None => "no smaller quantisation is known: use a machine with more memory".to_owned(),
+            None => format!("no smaller quantisation is known: {more}"),
         },
     }
 }

@@ -247,7 +247,7 @@ fn totals(plan: &LoadPlan) -> Columns {
     table.rule();
     table.row(vec!["all".to_owned(), bytes(plan.total_bytes)]);
     if let Some(machine) = request.machine_bytes {
-        table.row(vec!["this machine can give".to_owned(), bytes(machine)]);
+        table.row(vec![format!("{} can give", request.holder()), bytes(machine)]);
     }
     table
 }

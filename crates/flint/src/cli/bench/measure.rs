@@ -6,15 +6,14 @@ use flint_model::{Batch, LanguageModel, Logits, SequenceId, Span, Want};
 
 use crate::error::{Error, Result};
 
-/// Tokens of each sequence before it decodes: enough that its rows take different experts, few enough that a batch is
-/// ready soon. Decoding hardly depends on it, since the state has a fixed size.
-pub(super) const PROMPT_BEFORE_DECODE: usize = 32;
-
 /// A model and what is fed to it.
 pub(super) struct Feeder {
     model: Box<dyn LanguageModel>,
     /// Rows of one forward.
     rows: usize,
+    /// Tokens of a sequence before it decodes: enough that its rows take different experts, few enough that a batch is
+    /// ready soon. Decoding hardly depends on it, since the recurrent state has a fixed size.
+    behind: usize,
 }
 
 /// A prompt that was read.
@@ -63,9 +62,9 @@ impl Decode {
 }
 
 impl Feeder {
-    /// Feeds `model` at most `rows` rows a forward.
-    pub(super) fn new(model: Box<dyn LanguageModel>, rows: usize) -> Self {
-        Self { model, rows }
+    /// Feeds `model` at most `rows` rows a forward, and decodes behind `behind` tokens.
+    pub(super) fn new(model: Box<dyn LanguageModel>, rows: usize, behind: usize) -> Self {
+        Self { model, rows, behind }
     }
 
     /// Reads a prompt of `tokens` tokens; only the last row's logits are wanted.
@@ -86,7 +85,7 @@ impl Feeder {
         let (mut sequences, mut next) = (Vec::new(), Vec::new());
         for index in 0..batch {
             let sequence = self.model.open()?;
-            let logits = self.read(sequence, &prompt(1 + index as u64, PROMPT_BEFORE_DECODE, vocabulary))?;
+            let logits = self.read(sequence, &prompt(1 + index as u64, self.behind, vocabulary))?;
             sequences.push(sequence);
             next.push(best(&logits, 0));
         }
@@ -112,6 +111,26 @@ impl Feeder {
             self.model.close(sequence)?;
         }
         Ok(Decode { batch, steps, seconds, reply_hash: hash(&drawn) })
+    }
+
+    /// Verifies `steps` blocks of `rows` rows of one sequence: a sure token and drafts, of which none is accepted.
+    pub(super) fn block(&mut self, rows: usize, steps: usize) -> Result<Decode> {
+        let vocabulary = self.model.limits().vocabulary;
+        let sequence = self.model.open()?;
+        self.read(sequence, &prompt(1, self.behind, vocabulary))?;
+        let proposed = prompt(2, rows * steps, vocabulary);
+        let mut drawn = Vec::with_capacity(rows * steps);
+        let began = Instant::now();
+        for tokens in proposed.chunks(rows) {
+            let (sure, drafts) = tokens.split_at(1);
+            let span = Span { sequence, sure: sure.to_vec(), drafts: drafts.to_vec(), want: Want::Next };
+            let logits = self.model.forward(&Batch { spans: vec![span] })?;
+            self.model.commit(sequence, 0)?;
+            drawn.extend((0..logits.rows()).map(|row| best(&logits, row)));
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        self.model.close(sequence)?;
+        Ok(Decode { batch: rows, steps, seconds, reply_hash: hash(&drawn) })
     }
 
     fn read(&mut self, sequence: SequenceId, prompt: &[u32]) -> Result<Logits> {
@@ -169,8 +188,8 @@ mod tests {
     use flint_model::Limits;
 
     fn feeder(rows: usize) -> Feeder {
-        let limits = Limits { vocabulary: 50, context: 200, rows: 64, drafts: 0, sequences: 8 };
-        Feeder::new(Box::new(ToyLm::new(limits, 1)), rows)
+        let limits = Limits { vocabulary: 50, context: 200, rows: 64, drafts: 7, sequences: 8 };
+        Feeder::new(Box::new(ToyLm::new(limits, 1)), rows, 32)
     }
 
     #[test]
@@ -186,6 +205,13 @@ mod tests {
         let long = feeder(64).prefill(150).unwrap();
         assert_eq!((long.tokens, long.prompt_hash), (150, hash(&prompt(0, 150, 50))));
         assert_ne!(hash(&prompt(0, 150, 50)), hash(&prompt(1, 150, 50)));
+    }
+
+    #[test]
+    fn a_block_feeds_all_its_rows_and_keeps_one() {
+        let one = feeder(64).block(8, 5).unwrap();
+        assert_eq!((one.batch, one.steps), (8, 5));
+        assert_eq!(one.reply_hash, feeder(3).block(8, 5).unwrap().reply_hash);
     }
 
     #[test]

@@ -2,23 +2,21 @@
 
 use std::fmt::Write as _;
 
-use flint_cpu::Options;
-use flint_cpu::limits::MachineLimits;
 use flint_weights::{Checkpoint, LoadPlan};
 use serde_json::{Value, json};
 
-use super::measure::{Decode, PROMPT_BEFORE_DECODE, Prefill};
-use super::roof::{Roof, peak};
-use crate::assemble::{ROWS, arithmetic_name};
+use super::measure::{Decode, Prefill};
+use super::roof::{Limits, Roof};
 use crate::config::settings::{BenchSettings, ModelSettings};
 use crate::machine;
 use crate::terminal::{bytes, counted};
 
-/// Everything with one number of threads.
+/// Everything at one place.
 pub(super) struct Run {
-    pub(super) limits: MachineLimits,
+    pub(super) limits: Limits,
     pub(super) prefills: Vec<Prefill>,
     pub(super) decodes: Vec<Decode>,
+    pub(super) blocks: Vec<Decode>,
 }
 
 /// All figures.
@@ -29,6 +27,10 @@ pub(super) struct Report<'a> {
     roof: &'a Roof,
     model_hash: String,
     processor: String,
+    /// The arithmetic in words.
+    arithmetic: String,
+    /// Rows of one forward.
+    rows: usize,
     runs: Vec<Run>,
 }
 
@@ -40,15 +42,12 @@ impl<'a> Report<'a> {
         plan: &'a LoadPlan,
         settings: &'a BenchSettings,
         roof: &'a Roof,
+        (arithmetic, rows): (String, usize),
         runs: Vec<Run>,
     ) -> Self {
         let processor = machine::processor().unwrap_or_else(|| std::env::consts::ARCH.into());
         let model_hash = checkpoint.manifest_digest();
-        Self { model, plan, settings, roof, model_hash, processor, runs }
-    }
-
-    fn device(&self) -> Options {
-        self.model.device
+        Self { model, plan, settings, roof, model_hash, processor, arithmetic, rows, runs }
     }
 
     /// The table.
@@ -75,7 +74,7 @@ impl<'a> Report<'a> {
             "{} · {} · {} · best of {}",
             self.processor,
             counted(machine::cores(), "core"),
-            arithmetic_name(self.device()),
+            self.arithmetic,
             counted(self.settings.repeat, "round"),
         )?;
         for run in &self.runs {
@@ -83,36 +82,33 @@ impl<'a> Report<'a> {
         }
         writeln!(
             out,
-            "\nPrefill in parts of {ROWS} rows. Decode behind {PROMPT_BEFORE_DECODE} tokens a sequence, greedy. Shares: of this \
-             run's own read bandwidth\nand multiply-add peak. Bytes: weights once, the experts that independent picks \
-             touch, recurrent state in and out."
+            "\nPrefill in parts of {} rows. Decode behind {} tokens a sequence, greedy; a block is rows of one sequence. \
+             Shares: of\nthis run's own bandwidth and multiply-add peak. Bytes: weights once, the experts that \
+             independent picks touch,\nrecurrent state in and out.",
+            self.rows, self.settings.behind,
         )
     }
 
     fn write_run(&self, out: &mut String, run: &Run) -> std::fmt::Result {
         let limits = &run.limits;
-        let dot = limits.dot_per_second.map(|rate| format!(", bf16 dot {:.0} GFLOP/s", rate / 1e9));
-        writeln!(
-            out,
-            "\n{}: reads {:.1} GB/s, fp32 {:.0} GFLOP/s{}",
-            counted(limits.threads, "thread"),
-            limits.read_bytes_per_second / 1e9,
-            limits.fma_per_second / 1e9,
-            dot.unwrap_or_default()
-        )?;
-        let head = ["", "fed", "tok/s", "bytes/token", "of reads", "of peak"];
+        write!(out, "\n{}: moves {:.1} GB/s", limits.place, limits.bytes_per_second / 1e9)?;
+        for (what, rate) in &limits.rates {
+            write!(out, ", {what} {:.0} GFLOP/s", rate / 1e9)?;
+        }
+        writeln!(out)?;
+        let head = ["", "fed", "tok/s", "bytes/token", "of bytes", "of peak"];
         let [name, fed, rate, size, reads, top] = head;
         writeln!(out, "  {name:<14}{fed:>10}{rate:>12}{size:>14}{reads:>11}{top:>11}  tokens")?;
         for row in self.rows(run) {
             writeln!(
                 out,
-                "  {:<14}{:>10}{:>12.1}{:>14}{:>10.1}%{:>10.1}%  {}",
+                "  {:<14}{:>10}{:>12.1}{:>14}{:>10.1}%{:>11}  {}",
                 row.name(),
                 row.tokens,
                 row.rate(),
                 bytes((row.bytes / row.tokens as f64) as u64),
-                row.read_share(limits) * 100.0,
-                row.peak_share(limits, self.device()) * 100.0,
+                row.byte_share(limits) * 100.0,
+                row.peak_share(limits).map_or("-".to_owned(), |share| format!("{:.1}%", share * 100.0)),
                 row.hash
             )?;
         }
@@ -127,7 +123,7 @@ impl<'a> Report<'a> {
             batch: 1,
             tokens: prefill.tokens,
             seconds: prefill.seconds,
-            bytes: self.roof.prefill_bytes(prefill.tokens, ROWS),
+            bytes: self.roof.prefill_bytes(prefill.tokens, self.rows),
             operations: self.roof.prefill_operations(prefill.tokens),
             hash: prefill.prompt_hash.clone(),
         };
@@ -141,7 +137,13 @@ impl<'a> Report<'a> {
             operations: self.roof.decode_operations(decode.batch) * decode.steps as f64,
             hash: decode.reply_hash.clone(),
         };
-        run.prefills.iter().map(prefill).chain(run.decodes.iter().map(decode)).collect()
+        let block = |block: &Decode| Row {
+            kind: "block",
+            bytes: self.roof.block_bytes(block.batch) * block.steps as f64,
+            ..decode(block)
+        };
+        let prefills = run.prefills.iter().map(prefill);
+        prefills.chain(run.decodes.iter().map(decode)).chain(run.blocks.iter().map(block)).collect()
     }
 
     /// The same for programs.
@@ -157,10 +159,10 @@ impl<'a> Report<'a> {
                 "active_parameters": model.active_parameters,
             },
             "machine": { "processor": self.processor, "cores": machine::cores() },
-            "arithmetic": arithmetic_name(self.device()),
+            "arithmetic": self.arithmetic,
             "rounds": self.settings.repeat,
-            "prefill_rows": ROWS,
-            "prompt_before_decode": PROMPT_BEFORE_DECODE,
+            "prefill_rows": self.rows,
+            "prompt_before_decode": self.settings.behind,
             "limits": self.runs.iter().map(|run| limits_json(&run.limits)).collect::<Vec<_>>(),
             "runs": self.runs.iter().flat_map(|run| self.rows_json(run)).collect::<Vec<_>>(),
         });
@@ -170,7 +172,7 @@ impl<'a> Report<'a> {
     fn rows_json(&self, run: &Run) -> Vec<Value> {
         let limits = &run.limits;
         let row = |row: Row| {
-            let (read, peak) = (row.read_share(limits), row.peak_share(limits, self.device()));
+            let (bytes, peak) = (row.byte_share(limits), row.peak_share(limits));
             json!({
                 "kind": row.kind,
                 "threads": limits.threads,
@@ -179,10 +181,10 @@ impl<'a> Report<'a> {
                 "seconds": row.seconds,
                 "tokens_per_second": row.rate(),
                 "bytes_per_token": row.bytes / row.tokens as f64,
-                "share_of_reads": read,
+                "share_of_bytes": bytes,
                 "share_of_peak": peak,
                 // The roof that binds is the one whose share is larger.
-                "share_of_roof": read.max(peak),
+                "share_of_roof": bytes.max(peak.unwrap_or_default()),
                 "hash": row.hash,
             })
         };
@@ -190,12 +192,13 @@ impl<'a> Report<'a> {
     }
 }
 
-fn limits_json(limits: &MachineLimits) -> Value {
+fn limits_json(limits: &Limits) -> Value {
+    let rates = limits.rates.iter().map(|(what, rate)| ((*what).to_owned(), json!(rate)));
     json!({
+        "place": limits.place,
         "threads": limits.threads,
-        "read_bytes_per_second": limits.read_bytes_per_second,
-        "fma_per_second": limits.fma_per_second,
-        "dot_per_second": limits.dot_per_second,
+        "bytes_per_second": limits.bytes_per_second,
+        "operations_per_second": rates.collect::<serde_json::Map<_, _>>(),
     })
 }
 
@@ -215,7 +218,7 @@ struct Row {
 
 impl Row {
     fn name(&self) -> String {
-        let by = if self.kind == "decode" { "× " } else { "" };
+        let by = if self.kind == "prefill" { "" } else { "× " };
         format!("{} {by}{}", self.kind, self.size)
     }
 
@@ -223,12 +226,12 @@ impl Row {
         self.tokens as f64 / self.seconds
     }
 
-    fn read_share(&self, limits: &MachineLimits) -> f64 {
-        self.bytes / self.seconds / limits.read_bytes_per_second
+    fn byte_share(&self, limits: &Limits) -> f64 {
+        self.bytes / self.seconds / limits.bytes_per_second
     }
 
-    fn peak_share(&self, limits: &MachineLimits, device: Options) -> f64 {
-        self.operations / self.seconds / peak(limits, device)
+    fn peak_share(&self, limits: &Limits) -> Option<f64> {
+        Some(self.operations / self.seconds / limits.peak?)
     }
 }
 

@@ -2,7 +2,54 @@
 
 use flint_cpu::limits::MachineLimits;
 use flint_cpu::{Arithmetic, Options};
+use flint_cuda::DeviceLimits;
 use flint_weights::{Group, LoadPlan};
+
+/// What a place gave at best in this run.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Limits {
+    /// The place in words.
+    pub(super) place: String,
+    /// Threads of the CPU; `None` on a device.
+    pub(super) threads: Option<usize>,
+    /// Bytes a second: reads on the CPU, a copy's both ways on a device.
+    pub(super) bytes_per_second: f64,
+    /// The multiply-add rate that the products' arithmetic could reach, where it is known.
+    pub(super) peak: Option<f64>,
+    /// All rates that were measured, in operations a second.
+    pub(super) rates: Vec<(&'static str, f64)>,
+}
+
+impl Limits {
+    /// Those of a number of threads.
+    pub(super) fn of_cpu(place: String, limits: &MachineLimits, device: Options) -> Self {
+        let mut rates = vec![("fp32", limits.fma_per_second)];
+        rates.extend(limits.dot_per_second.map(|rate| ("bf16 dot", rate)));
+        let peak = match device.arithmetic {
+            Arithmetic::Lanes => limits.fma_per_second,
+            Arithmetic::Dot => limits.dot_per_second.unwrap_or(limits.fma_per_second),
+        };
+        let (threads, bytes_per_second) = (Some(limits.threads), limits.read_bytes_per_second);
+        Self { place, threads, bytes_per_second, peak: Some(peak), rates }
+    }
+
+    /// Those of a CUDA device.
+    pub(super) fn of_device(place: String, limits: &DeviceLimits) -> Self {
+        let rates = limits.product_per_second.map(|rate| ("bf16 product", rate));
+        let (bytes_per_second, peak) = (limits.copy_bytes_per_second, limits.product_per_second);
+        Self { place, threads: None, bytes_per_second, peak, rates: rates.into_iter().collect() }
+    }
+
+    /// The higher of both of each rate: a roof is what the place can give at best.
+    pub(super) fn better(mut self, other: &Self) -> Self {
+        self.bytes_per_second = self.bytes_per_second.max(other.bytes_per_second);
+        self.peak = self.peak.zip(other.peak).map(|(one, other)| one.max(other));
+        for (mine, theirs) in self.rates.iter_mut().zip(&other.rates) {
+            mine.1 = mine.1.max(theirs.1);
+        }
+        self
+    }
+}
 
 /// What rows cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,6 +96,11 @@ impl Roof {
         parts as f64 * part(rows) + if rest > 0 { part(rest) } else { 0.0 }
     }
 
+    /// Bytes that a forward of `rows` rows of one sequence reads: the state once.
+    pub(super) fn block_bytes(&self, rows: usize) -> f64 {
+        self.weight_bytes(rows) + self.state_bytes
+    }
+
     fn weight_bytes(&self, rows: usize) -> f64 {
         let missed = (1.0 - self.experts_per_row / self.experts).powf(rows as f64);
         let distinct = self.experts * (1.0 - missed);
@@ -63,14 +115,6 @@ impl Roof {
     /// Operations of a prompt's rows; the head is computed for the last row alone.
     pub(super) fn prefill_operations(&self, tokens: usize) -> f64 {
         2.0 * ((self.row_values - self.head_values) * tokens as f64 + self.head_values)
-    }
-}
-
-/// The multiply-add rate that the products' arithmetic could reach.
-pub(super) fn peak(limits: &MachineLimits, device: Options) -> f64 {
-    match device.arithmetic {
-        Arithmetic::Lanes => limits.fma_per_second,
-        Arithmetic::Dot => limits.dot_per_second.unwrap_or(limits.fma_per_second),
     }
 }
 

@@ -1,0 +1,419 @@
+// Absorbed latent attention: a row's heads over the latents of its list, by tensor cores.
+//
+// A row's list (its picked pools, ascending, then the incomplete pool) is cut by index into blocks of 64 entries, and into
+// segments of four blocks. A segment starts afresh; its blocks fold a running maximum and sum, and segments are folded in
+// order: one block of threads may run all of a row's segments, or each segment has a block of threads and another kernel
+// folds them, with the same bits.
+//
+// A block of threads has sixteen heads. Warp w has dimensions 64 w .. 64 w + 63 of everything: it gathers them, gives its
+// part of the scores (parts are added in ascending order), and sums its columns of the output. q is split into two bf16
+// terms and so are the weights p; latents are bf16.
+#include "common/base.cuh"
+#include "common/bf16.cuh"
+#include "common/fragments.cuh"
+#include "common/maths.cuh"
+#include "common/parts.cuh"
+#include "common/tensor.cuh"
+
+#define HEADS 16
+#define BLOCK 64
+#define SEGMENT 256
+#define SLICE 64
+#define WARPS 8
+#define THREADS (WARPS * 32)
+// Values of a row of scores, and of weights, in shared memory: what a warp reads at once stands in different banks.
+#define SCORE_ROOM (BLOCK + 8)
+#define WEIGHT_ROOM (BLOCK + 8)
+
+// The row of the batch that a block works on.
+struct Row {
+    const u32* picks;
+    const u16* const* pages;
+    u32 kpool, page_rows, rank;
+    // Entries of picked pools, then of the incomplete one from `tail`.
+    u32 picked, count, tail;
+
+    // Where an entry's latent stands.
+    __device__ __forceinline__ const u16* latent(u32 entry) const {
+        u32 position = entry < picked ? picks[entry / kpool] * kpool + entry % kpool : tail + entry - picked;
+        return pages[position / page_rows] + (u64)(position % page_rows) * rank;
+    }
+};
+
+// Lists a row. Every thread of the block takes part; picks that stand are those before the first that is not visible.
+DEVICE Row list_row(const u32* picks, u32 kept, u32 kpool, u32 page_rows, u32 rank, const DsaPart& part, u32 local,
+                    const u16* const* pages) {
+    u32 visible = visible_pools(part, local, kpool), pools = 0;
+    for (u32 first = 0; first < kept; first += blockDim.x) {
+        u32 at = first + threadIdx.x;
+        pools += __syncthreads_count(at < kept && picks[at] < visible);
+    }
+    u32 tail = visible * kpool, picked = pools * kpool;
+    return {picks, pages + part.first_page, kpool, page_rows, rank, picked, picked + part.position + local + 1 - tail, tail};
+}
+
+// What a segment, or several folded ones, leave of a head: the greatest score and the sum of weights against it.
+struct Weight {
+    float highest, total;
+};
+
+// Factors that bring what was folded before, and a segment, to their common maximum.
+DEVICE float2 fold(Weight& before, const Weight& segment) {
+    float highest = segment.highest > before.highest ? segment.highest : before.highest;
+    float keep = exponential(__fadd_rn(before.highest, -highest)), take = exponential(__fadd_rn(segment.highest, -highest));
+    before.total = __fmaf_rn(before.total, keep, __fmul_rn(segment.total, take));
+    before.highest = highest;
+    return make_float2(keep, take);
+}
+
+DEVICE float folded(float before, float segment, float2 factors) {
+    return __fmaf_rn(before, factors.x, __fmul_rn(segment, factors.y));
+}
+
+template <int BUFFERS> struct Room {
+    // Sixteen-byte pieces of a warp's slice: piece p of entry e stands at p ^ (e % 8).
+    uint4 latents[BUFFERS][WARPS][BLOCK][SLICE / 8];
+    float scores[WARPS][HEADS][SCORE_ROOM];
+    u16 weights[2][HEADS][WEIGHT_ROOM];
+    const u16* places[2][BLOCK];
+    float keep[HEADS];
+    float2 fold[HEADS];
+};
+
+// Puts the places of a block's entries into `places`; null where there is none. Threads below 64.
+DEVICE void place_block(const u16** places, const Row& row, u32 first, u32 last) {
+    if (threadIdx.x >= BLOCK) return;
+    u32 entry = first + threadIdx.x;
+    places[threadIdx.x] = entry < last ? row.latent(entry) : nullptr;
+}
+
+// Starts the gathering of a warp's slice of a block; what is not there is zeros.
+DEVICE void gather_slice(uint4 (*slice)[SLICE / 8], const u16* const* places, const Row& row) {
+    u32 piece = lane_index() % 8, at = warp_index() * SLICE + piece * 8;
+#pragma unroll
+    for (u32 i = 0; i < BLOCK / 4; ++i) {
+        u32 entry = i * 4 + lane_index() / 8;
+        const u16* place = places[entry];
+        bool there = place && at < row.rank;
+        // Nothing is read from the table of pages; it is a valid address.
+        const void* from = there ? (const void*)(place + at) : (const void*)row.pages;
+        copy_async_16(&slice[entry][piece ^ (entry & 7)], from, there ? 16 : 0);
+    }
+}
+
+// A warp's slice of sixteen heads' queries as fragments of two terms.
+DEVICE void load_queries(u32 (&q)[4][4][2], const float* from, u32 rank, u32 heads) {
+    u32 group = lane_index() / 4, pair = lane_index() % 4 * 2;
+#pragma unroll
+    for (u32 step = 0; step < 4; ++step)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            u32 head = group + i % 2 * 8, at = warp_index() * SLICE + step * 16 + i / 2 * 8 + pair;
+            bool there = head < heads && at < rank;
+            const float* x = from + head * rank + at;
+            split_pair(q[step][i], there ? x[0] : 0.0f, there ? x[1] : 0.0f);
+        }
+}
+
+// A warp's part of the scores of a block: q · latents over its dimensions.
+DEVICE void score_slice(float (*scores)[SCORE_ROOM], const u32 (&q)[4][4][2], const uint4 (*slice)[SLICE / 8]) {
+    u32 lane = lane_index();
+#pragma unroll
+    for (u32 tile = 0; tile < BLOCK / 8; ++tile) {
+        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (u32 pair = 0; pair < 2; ++pair) {
+            u32 c[4];
+            u32 entry = tile * 8 + lane % 8, piece = pair * 4 + lane / 8;
+            load_matrices(c, &slice[entry][piece ^ (entry & 7)]);
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half)
+#pragma unroll
+                for (u32 term = 0; term < 2; ++term) {
+                    const u32(&a)[4][2] = q[pair * 2 + half];
+                    mma_bf16(sums, a[0][term], a[1][term], a[2][term], a[3][term], c[half * 2], c[half * 2 + 1]);
+                }
+        }
+        u32 head = lane / 4, entry = tile * 8 + lane % 4 * 2;
+        *(float2*)&scores[head][entry] = make_float2(sums[0], sums[1]);
+        *(float2*)&scores[head + 8][entry] = make_float2(sums[2], sums[3]);
+    }
+}
+
+// Turns a block's scores into weights. Sixteen lanes have a head, four entries each; all of them know the head's `state`.
+template <int BUFFERS> DEVICE void soften(Room<BUFFERS>& room, Weight& state, u32 count, u32 slices, float scale) {
+    u32 head = threadIdx.x / 16, first = threadIdx.x % 16 * 4;
+    float4 sum = *(const float4*)&room.scores[0][head][first];
+    float s[4] = {sum.x, sum.y, sum.z, sum.w};
+    for (u32 slice = 1; slice < slices; ++slice) {
+        float4 more = *(const float4*)&room.scores[slice][head][first];
+        s[0] = __fadd_rn(s[0], more.x), s[1] = __fadd_rn(s[1], more.y);
+        s[2] = __fadd_rn(s[2], more.z), s[3] = __fadd_rn(s[3], more.w);
+    }
+    float highest = state.highest;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        s[i] = first + i < count ? __fmul_rn(s[i], scale) : -infinity();
+        highest = s[i] > highest ? s[i] : highest;
+    }
+#pragma unroll
+    for (u32 step = 8; step > 0; step >>= 1) {
+        float other = __shfl_xor_sync(ALL_LANES, highest, step);
+        highest = other > highest ? other : highest;
+    }
+    float p[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) p[i] = first + i < count ? exponential(__fadd_rn(s[i], -highest)) : 0.0f;
+    float total = __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[2], p[3]));
+#pragma unroll
+    for (u32 step = 8; step > 0; step >>= 1) total = __fadd_rn(total, __shfl_xor_sync(ALL_LANES, total, step));
+    float keep = exponential(__fadd_rn(state.highest, -highest));
+    state.total = __fmaf_rn(state.total, keep, total);
+    state.highest = highest;
+    if (first == 0) room.keep[head] = keep;
+    u32 low[2], high[2];
+    split_pair(low, p[0], p[1]);
+    split_pair(high, p[2], p[3]);
+#pragma unroll
+    for (u32 term = 0; term < 2; ++term) *(uint2*)&room.weights[term][head][first] = make_uint2(low[term], high[term]);
+}
+
+// A warp's columns: out = out · keep + p · latents.
+template <int BUFFERS>
+DEVICE void sum_slice(float (&out)[8][4], const Room<BUFFERS>& room, const uint4 (*slice)[SLICE / 8]) {
+    u32 lane = lane_index();
+    float keep_low = room.keep[lane / 4], keep_high = room.keep[lane / 4 + 8];
+#pragma unroll
+    for (u32 tile = 0; tile < 8; ++tile) {
+        out[tile][0] = __fmul_rn(out[tile][0], keep_low), out[tile][1] = __fmul_rn(out[tile][1], keep_low);
+        out[tile][2] = __fmul_rn(out[tile][2], keep_high), out[tile][3] = __fmul_rn(out[tile][3], keep_high);
+    }
+#pragma unroll
+    for (u32 step = 0; step < BLOCK / 16; ++step) {
+        u32 p[2][4];
+#pragma unroll
+        for (u32 term = 0; term < 2; ++term)
+            load_matrices(p[term], &room.weights[term][lane % 16][step * 16 + lane / 16 * 8]);
+#pragma unroll
+        for (u32 pair = 0; pair < 4; ++pair) {
+            u32 c[4];
+            u32 entry = step * 16 + lane % 16, piece = pair * 2 + lane / 16;
+            load_transposed(c, &slice[entry][piece ^ (entry & 7)]);
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half)
+#pragma unroll
+                for (u32 term = 0; term < 2; ++term)
+                    mma_bf16(out[pair * 2 + half], p[term][0], p[term][1], p[term][2], p[term][3], c[half * 2],
+                             c[half * 2 + 1]);
+        }
+    }
+}
+
+// Where a lane's values of a tile of eight columns stand.
+template <typename Visit> DEVICE void each_output(u32 rank, u32 heads, Visit visit) {
+#pragma unroll
+    for (u32 tile = 0; tile < 8; ++tile)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            u32 head = lane_index() / 4 + i / 2 * 8, column = warp_index() * SLICE + tile * 8 + lane_index() % 4 * 2 + i % 2;
+            if (head < heads && column < rank) visit(tile, i, head, column);
+        }
+}
+
+// Runs one segment: `out` and `state` are what it leaves. Entries `first..last` of the row.
+template <int BUFFERS>
+DEVICE void run_segment(float (&out)[8][4], Weight& state, Room<BUFFERS>& room, const Row& row, const u32 (&q)[4][4][2],
+                        u32 first, u32 last, float scale) {
+    u32 warp = warp_index(), blocks = ceil_div(last - first, BLOCK), slices = ceil_div(row.rank, SLICE);
+    state = {-infinity(), 0.0f};
+#pragma unroll
+    for (u32 tile = 0; tile < 8; ++tile)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) out[tile][i] = 0.0f;
+    // The places of two blocks: nobody reads those of a segment before.
+    place_block(room.places[0], row, first, last);
+    place_block(room.places[1], row, first + BLOCK, last);
+    __syncthreads();
+#pragma unroll
+    for (u32 block = 0; block < BUFFERS; ++block) {
+        if (block < blocks) gather_slice(room.latents[block][warp], room.places[block], row);
+        copy_async_commit();
+    }
+    for (u32 block = 0; block < blocks; ++block) {
+        u32 buffer = block % BUFFERS, start = first + block * BLOCK;
+        copy_async_wait<BUFFERS - 1>();
+        __syncwarp();
+        if (warp < slices) score_slice(room.scores[warp], q, room.latents[buffer][warp]);
+        __syncthreads();
+        soften(room, state, min(BLOCK, last - start), slices, scale);
+        // The places of this block were read when its gathering began, before the last barrier.
+        place_block(room.places[block % 2], row, start + 2 * BLOCK, last);
+        __syncthreads();
+        if (warp < slices) sum_slice(out, room, room.latents[buffer][warp]);
+        __syncwarp();
+        if (block + BUFFERS < blocks) gather_slice(room.latents[buffer][warp], room.places[(block + BUFFERS) % 2], row);
+        copy_async_commit();
+    }
+    copy_async_wait<0>();
+}
+
+// What every launch of attention has.
+struct Attention {
+    const float* q;
+    u64 q_stride;
+    const u32* picks;
+    u32 heads, kept, rank, kpool, page_rows;
+    float scale;
+    const DsaPart* parts;
+    const u32* row_parts;
+    const u16* const* pages;
+};
+
+// All segments of a row, folded in order. Grid: groups of sixteen heads × rows.
+template <int BUFFERS> DEVICE void attend_row(float* out, u64 out_stride, const Attention& of, Room<BUFFERS>& room) {
+    u64 index = blockIdx.y;
+    u32 part_index = of.row_parts[index];
+    if (part_index == NO_PART) return;
+    DsaPart part = of.parts[part_index];
+    Row row = list_row(of.picks + index * of.kept, of.kept, of.kpool, of.page_rows, of.rank, part, index - part.first_row,
+                       of.pages);
+    u32 first_head = blockIdx.x * HEADS, heads = min(HEADS, of.heads - first_head);
+    u32 q[4][4][2];
+    load_queries(q, of.q + index * of.q_stride + first_head * of.rank, of.rank, heads);
+    float total[8][4] = {};
+    Weight whole = {-infinity(), 0.0f};
+    for (u32 first = 0; first < row.count; first += SEGMENT) {
+        float segment[8][4];
+        Weight state;
+        run_segment(segment, state, room, row, q, first, min(first + SEGMENT, row.count), of.scale);
+        float2 factors = fold(whole, state);
+        if (threadIdx.x % 16 == 0) room.fold[threadIdx.x / 16] = factors;
+        __syncthreads();
+        float2 low = room.fold[lane_index() / 4], high = room.fold[lane_index() / 4 + 8];
+#pragma unroll
+        for (u32 tile = 0; tile < 8; ++tile)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) total[tile][i] = folded(total[tile][i], segment[tile][i], i < 2 ? low : high);
+    }
+    __syncthreads();
+    if (threadIdx.x % 16 == 0) room.fold[threadIdx.x / 16] = make_float2(whole.total, 0.0f);
+    __syncthreads();
+    out += index * out_stride + first_head * of.rank;
+    each_output(of.rank, heads, [&](u32 tile, u32 i, u32 head, u32 column) {
+        out[head * of.rank + column] = __fdiv_rn(total[tile][i], room.fold[head].x);
+    });
+}
+
+// One segment of a row. Grid: segments × groups of sixteen heads × rows.
+template <int BUFFERS> DEVICE void attend_segment(float* sums, Weight* states, const Attention& of, Room<BUFFERS>& room) {
+    u64 index = blockIdx.z;
+    u32 part_index = of.row_parts[index];
+    if (part_index == NO_PART) return;
+    DsaPart part = of.parts[part_index];
+    Row row = list_row(of.picks + index * of.kept, of.kept, of.kpool, of.page_rows, of.rank, part, index - part.first_row,
+                       of.pages);
+    u32 first = blockIdx.x * SEGMENT;
+    if (first >= row.count) return;
+    u32 first_head = blockIdx.y * HEADS, heads = min(HEADS, of.heads - first_head);
+    u32 q[4][4][2];
+    load_queries(q, of.q + index * of.q_stride + first_head * of.rank, of.rank, heads);
+    float segment[8][4];
+    Weight state;
+    run_segment(segment, state, room, row, q, first, min(first + SEGMENT, row.count), of.scale);
+    u64 place = (index * of.heads + first_head) * gridDim.x + blockIdx.x;
+    if (threadIdx.x % 16 == 0 && threadIdx.x / 16 < heads) states[place + threadIdx.x / 16 * gridDim.x] = state;
+    each_output(of.rank, heads, [&](u32 tile, u32 i, u32 head, u32 column) {
+        sums[(place + head * gridDim.x) * of.rank + column] = segment[tile][i];
+    });
+}
+
+#define ATTENTION                                                                                                             \
+    const float *q, u32 q_stride, const u32 *picks, u32 heads, u32 kept, u32 rank, u32 kpool, u32 page_rows, float scale,     \
+        const DsaPart *parts, const u32 *row_parts, const u16 *const *pages
+#define ATTENTION_OF {q, q_stride, picks, heads, kept, rank, kpool, page_rows, scale, parts, row_parts, pages}
+
+// With room for two blocks of latents, one is gathered while the other is used.
+#define ATTEND(SUFFIX, BUFFERS)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_rows_##SUFFIX(float* out, u32 out_stride, ATTENTION) {    \
+        extern __shared__ uint4 attend_room[];                                                                                \
+        Attention of = ATTENTION_OF;                                                                                          \
+        attend_row(out, out_stride, of, *(Room<BUFFERS>*)attend_room);                                                        \
+    }                                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                                  \
+        attend_segments_##SUFFIX(float* sums, Weight* states, ATTENTION) {                                                    \
+        extern __shared__ uint4 attend_room[];                                                                                \
+        Attention of = ATTENTION_OF;                                                                                          \
+        attend_segment(sums, states, of, *(Room<BUFFERS>*)attend_room);                                                       \
+    }
+
+ATTEND(1, 1)
+ATTEND(2, 2)
+
+// Folds the segments of a row's heads in order. Grid: heads × rows.
+KERNEL attend_fold(float* out, u32 out_stride, const float* sums, const Weight* states, u32 segments, u32 heads, u32 kept,
+                   u32 rank, u32 kpool, const u32* picks, const DsaPart* parts, const u32* row_parts) {
+    u64 index = blockIdx.y;
+    u32 part_index = row_parts[index], head = blockIdx.x;
+    if (part_index == NO_PART) return;
+    DsaPart part = parts[part_index];
+    Row row = list_row(picks + index * kept, kept, kpool, 1, rank, part, index - part.first_row, nullptr);
+    u64 place = (index * heads + head) * segments;
+    u32 used = ceil_div(row.count, SEGMENT);
+    for (u32 i = threadIdx.x; i < rank; i += blockDim.x) {
+        Weight whole = {-infinity(), 0.0f};
+        float total = 0.0f;
+        for (u32 segment = 0; segment < used; ++segment) {
+            float2 factors = fold(whole, states[place + segment]);
+            total = folded(total, sums[(place + segment) * rank + i], factors);
+        }
+        out[index * out_stride + head * rank + i] = __fdiv_rn(total, whole.total);
+    }
+}
+
+// Latents whose rows are no whole pieces of sixteen bytes, or wider than eight slices: plain fp32.
+// Grid: heads × rows. Dynamic shared memory: the query and the output.
+KERNEL attend_any(float* out, u32 out_stride, ATTENTION) {
+    extern __shared__ float any_room[];
+    __shared__ float scores[BLOCK];
+    float *query = any_room, *sum = any_room + rank;
+    u64 index = blockIdx.y;
+    u32 part_index = row_parts[index], head = blockIdx.x;
+    if (part_index == NO_PART) return;
+    DsaPart part = parts[part_index];
+    Row row = list_row(picks + index * kept, kept, kpool, page_rows, rank, part, index - part.first_row, pages);
+    for (u32 i = threadIdx.x; i < rank; i += blockDim.x) {
+        query[i] = q[index * q_stride + head * rank + i];
+        sum[i] = 0.0f;
+    }
+    Weight state = {-infinity(), 0.0f};
+    for (u32 first = 0; first < row.count; first += BLOCK) {
+        u32 count = min(BLOCK, row.count - first);
+        __syncthreads();
+        for (u32 entry = warp_index(); entry < count; entry += blockDim.x / WARP) {
+            const u16* latent = row.latent(first + entry);
+            float chain = 0.0f;
+            for (u32 i = lane_index(); i < rank; i += WARP) chain = __fmaf_rn(query[i], bf16_to_f32(latent[i]), chain);
+            chain = warp_sum(chain);
+            if (lane_index() == 0) scores[entry] = __fmul_rn(chain, scale);
+        }
+        __syncthreads();
+        float highest = state.highest, total = 0.0f;
+        for (u32 entry = 0; entry < count; ++entry) highest = scores[entry] > highest ? scores[entry] : highest;
+        float keep = exponential(__fadd_rn(state.highest, -highest));
+        __syncthreads();
+        if (threadIdx.x < count) scores[threadIdx.x] = exponential(__fadd_rn(scores[threadIdx.x], -highest));
+        __syncthreads();
+        for (u32 entry = 0; entry < count; ++entry) total = __fadd_rn(total, scores[entry]);
+        for (u32 i = threadIdx.x; i < rank; i += blockDim.x) {
+            float value = 0.0f;
+            for (u32 entry = 0; entry < count; ++entry) {
+                value = __fmaf_rn(scores[entry], bf16_to_f32(row.latent(first + entry)[i]), value);
+            }
+            sum[i] = __fmaf_rn(sum[i], keep, value);
+        }
+        state = {highest, __fmaf_rn(state.total, keep, total)};
+    }
+    for (u32 i = threadIdx.x; i < rank; i += blockDim.x) {
+        out[index * out_stride + head * rank + i] = __fdiv_rn(sum[i], state.total);
+    }
+}

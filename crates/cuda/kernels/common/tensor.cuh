@@ -1,0 +1,28 @@
+// Tensor-core instructions, one function each, so that the rest of a kernel is plain C++.
+#pragma once
+#include "common/base.cuh"
+
+// d += a · b: sixteen outputs by eight rows over sixteen inputs.
+// A lane (g = lane / 4, t = lane % 4) holds of a: [g], [g + 8] at slots 2t, 2t + 1, then the same at slots 2t + 8, 2t + 9;
+// of b: column g at slots 2t, 2t + 1 and 2t + 8, 2t + 9; of d: [g] at columns 2t, 2t + 1, then [g + 8] there.
+DEVICE void mma_bf16(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// a · b + c of two bf16 side by side, each rounded once.
+DEVICE u32 fma_pair(u32 a, u32 b, u32 c)
+{
+    u32 d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// Waits for the other threads of one of the block's teams; `team` is 1 to 15, `threads` a multiple of 32.
+DEVICE void team_barrier(u32 team, u32 threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(threads) : "memory");
+}

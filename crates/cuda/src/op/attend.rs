@@ -1,0 +1,92 @@
+//! Absorbed latent attention: a block for each group of heads of each row, or of each segment of a row's list when there
+//! are few rows. Both give the same bits.
+
+use flint_backend::ops::Attend;
+use flint_backend::{Element, Result};
+
+use super::require;
+use super::spans::{DsaTables, PageShape};
+use crate::CudaBuffer;
+use crate::buffer::RowsF32;
+use crate::kernels::Kernel;
+use crate::queue::{Args, Grid, Queue};
+
+static ATTEND_ROWS_1: Kernel = Kernel::new("attend_rows_1", "attend.cu");
+static ATTEND_ROWS_2: Kernel = Kernel::new("attend_rows_2", "attend.cu");
+static ATTEND_SEGMENTS_1: Kernel = Kernel::new("attend_segments_1", "attend.cu");
+static ATTEND_SEGMENTS_2: Kernel = Kernel::new("attend_segments_2", "attend.cu");
+static ATTEND_FOLD: Kernel = Kernel::new("attend_fold", "attend.cu");
+static ATTEND_ANY: Kernel = Kernel::new("attend_any", "attend.cu");
+
+/// Heads of a block, and entries of a segment: as in the kernel.
+const HEADS: usize = 16;
+const SEGMENT: usize = 256;
+/// Widest latent: eight warps with 64 values each.
+const MAX_RANK: usize = 512;
+/// Shared memory of a block with one and with two blocks of latents: the kernel's `Room`.
+const ROOM: [usize; 2] = [108_224, 173_760];
+
+pub(crate) fn attend(queue: &mut Queue, op: &Attend<CudaBuffer>) -> Result<()> {
+    const NAME: &str = "attend";
+    let (out, q) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.q)?);
+    let rank = op.kv_lora_rank;
+    require(NAME, rank > 0 && q.width.is_multiple_of(rank) && q.width > 0, || {
+        format!("q of {} for latents of {rank}", q.width)
+    })?;
+    require(NAME, out.width == q.width && out.rows == q.rows, || {
+        format!("{} × {} from {} × {}", out.rows, out.width, q.rows, q.width)
+    })?;
+    op.picks.expect(NAME, Element::U32, q.rows * op.pools_kept)?;
+    let shape = PageShape { kpool: op.kpool, page_rows: op.page_rows, latent_width: rank, key_width: 0 };
+    let tables = DsaTables::new(queue, NAME, &op.spans, q.rows, shape)?;
+    let (rows, heads) = (q.rows, q.width / rank);
+    let of = |args: Args| {
+        args.rows(&q)
+            .pointer(&op.picks, 0)
+            .u32(heads)
+            .u32(op.pools_kept)
+            .u32(rank)
+            .u32(op.kpool)
+            .u32(op.page_rows)
+            .f32(op.scale)
+            .table(tables.parts)
+            .table(tables.row_parts)
+            .table(tables.latents)
+    };
+    if !rank.is_multiple_of(8) || rank > MAX_RANK {
+        let grid = Grid { blocks: [heads as u32, rows as u32, 1], threads: 128, shared: (8 * rank) as u32 };
+        return queue.launch(&ATTEND_ANY, grid, of(Args::new().rows(&out)));
+    }
+    let limits = queue.limits();
+    let double = limits.shared_bytes as usize >= ROOM[1];
+    let room = ROOM[usize::from(double)];
+    require(NAME, limits.shared_bytes as usize >= room, || {
+        format!("a device with {} bytes of shared memory in a block, {room} are needed", limits.shared_bytes)
+    })?;
+    let groups = heads.div_ceil(HEADS) as u32;
+    let grid = |blocks| Grid { blocks, threads: 256, shared: room as u32 };
+    let segments = ((op.pools_kept + 1) * op.kpool - 1).div_ceil(SEGMENT);
+    // Enough rows for every multiprocessor: no other kernel has to fold.
+    if segments == 1 || rows * groups as usize >= 2 * limits.multiprocessors as usize {
+        let kernel = if double { &ATTEND_ROWS_2 } else { &ATTEND_ROWS_1 };
+        return queue.launch(kernel, grid([groups, rows as u32, 1]), of(Args::new().rows(&out)));
+    }
+    let sums = queue.scratch("attend", rows * heads * segments * rank * 4)?;
+    let states = queue.scratch("attend states", rows * heads * segments * 8)?;
+    let kernel = if double { &ATTEND_SEGMENTS_2 } else { &ATTEND_SEGMENTS_1 };
+    let blocks = [segments as u32, groups, rows as u32];
+    queue.launch(kernel, grid(blocks), of(Args::new().address(sums).address(states)))?;
+    let fold = Args::new()
+        .rows(&out)
+        .address(sums)
+        .address(states)
+        .u32(segments)
+        .u32(heads)
+        .u32(op.pools_kept)
+        .u32(rank)
+        .u32(op.kpool)
+        .pointer(&op.picks, 0)
+        .table(tables.parts)
+        .table(tables.row_parts);
+    queue.launch(&ATTEND_FOLD, Grid { blocks: [heads as u32, rows as u32, 1], threads: 128, shared: 0 }, fold)
+}

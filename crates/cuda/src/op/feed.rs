@@ -1,0 +1,43 @@
+//! The clamped SwiGLU and the sum over a row's experts.
+
+use flint_backend::Result;
+use flint_backend::ops::{Combine, SwiGlu};
+
+use super::{elementwise, require};
+use crate::CudaBuffer;
+use crate::buffer::RowsF32;
+use crate::kernels::Kernel;
+use crate::queue::{Args, Queue};
+
+static SWIGLU: Kernel = Kernel::new("swiglu", "feed.cu");
+static COMBINE: Kernel = Kernel::new("combine", "feed.cu");
+
+pub(crate) fn swiglu(queue: &mut Queue, op: &SwiGlu<CudaBuffer>) -> Result<()> {
+    const NAME: &str = "swiglu";
+    let (out, gate) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.gate)?);
+    let up = RowsF32::new(NAME, &op.up)?;
+    for (what, other) in [("gate", gate), ("up", up)] {
+        require(NAME, out.width == other.width && out.rows == other.rows, || {
+            format!("{} × {} from {what} {} × {}", out.rows, out.width, other.rows, other.width)
+        })?;
+    }
+    let args = Args::new().rows(&out).rows(&gate).rows(&up).u32(out.width).f32(op.limit);
+    queue.launch(&SWIGLU, elementwise(out.rows, out.width), args)
+}
+
+pub(crate) fn combine(queue: &mut Queue, op: &Combine<CudaBuffer>) -> Result<()> {
+    const NAME: &str = "combine";
+    let (out, pairs) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.pairs)?);
+    let (weights, shared) = (RowsF32::new(NAME, &op.weights)?, RowsF32::new(NAME, &op.shared)?);
+    let picks = weights.width;
+    require(NAME, pairs.width == out.width && shared.width == out.width, || {
+        format!("widths {}, {} and {} differ", out.width, pairs.width, shared.width)
+    })?;
+    let rows_agree = weights.rows == out.rows && shared.rows == out.rows && pairs.rows == out.rows * picks;
+    require(NAME, rows_agree, || {
+        let (pairs, weights, shared) = (pairs.rows, weights.rows, shared.rows);
+        format!("{} rows from {pairs} pairs, {weights} weights × {picks}, {shared} shared rows", out.rows)
+    })?;
+    let args = Args::new().rows(&out).rows(&pairs).rows(&weights).rows(&shared).u32(out.width).u32(picks);
+    queue.launch(&COMBINE, elementwise(out.rows, out.width), args)
+}

@@ -1,0 +1,74 @@
+//! Which pools a row attends to: scores of many rows at once, then a block for each row that picks the best.
+
+use flint_backend::ops::SelectPools;
+use flint_backend::{Element, Result};
+
+use super::require;
+use super::spans::{DsaTables, PageShape};
+use crate::CudaBuffer;
+use crate::buffer::RowsF32;
+use crate::kernels::Kernel;
+use crate::queue::{Args, Grid, Queue};
+
+static SCORE_POOLS: Kernel = Kernel::new("score_pools", "select.cu");
+static PICK_POOLS: Kernel = Kernel::new("pick_pools", "select.cu");
+
+/// Pools of a block that scores.
+const BLOCK_POOLS: usize = 256;
+/// Widest key: it stands in registers.
+const MAX_KEY: usize = 128;
+/// Scores that stand in memory at once: 64 MB.
+const SCORES: usize = 1 << 24;
+
+pub(crate) fn select_pools(queue: &mut Queue, op: &SelectPools<CudaBuffer>) -> Result<()> {
+    const NAME: &str = "select_pools";
+    let (q, weights) = (RowsF32::new(NAME, &op.q)?, RowsF32::new(NAME, &op.weights)?);
+    let (heads, dim) = (weights.width, op.head_dim);
+    require(NAME, heads > 0 && q.width == heads * dim && q.rows == weights.rows, || {
+        format!("q {} × {}, weights {} × {heads}, head {dim}", q.rows, q.width, weights.rows)
+    })?;
+    require(NAME, (1..=MAX_KEY).contains(&dim), || format!("heads of {dim}, at most {MAX_KEY} are possible"))?;
+    op.picks.expect(NAME, Element::U32, q.rows * op.pools_kept)?;
+    let shape =
+        PageShape { kpool: op.kpool, page_rows: op.page_rows, latent_width: 0, key_width: dim };
+    let tables = DsaTables::new(queue, NAME, &op.spans, q.rows, shape)?;
+    let room = tables.position_room / op.kpool;
+    let at_once = (SCORES / room).clamp(1, q.rows.max(1));
+    // Where every visible pool is picked there is nothing to score.
+    let scored = room > op.pools_kept;
+    let scores = queue.scratch(NAME, if scored { at_once * room * 4 } else { 4 })?;
+    // Fragments of a row's queries: three terms of two registers for each lane, step and tile of heads.
+    let shared = heads.div_ceil(8) * dim.div_ceil(32) * 2 * 3 * 32 * 8;
+    for first in (0..q.rows).step_by(at_once) {
+        let rows = at_once.min(q.rows - first) as u32;
+        let score = Args::new()
+            .address(scores)
+            .u32(room)
+            .rows(&q)
+            .rows(&weights)
+            .u32(heads)
+            .u32(dim)
+            .u32(op.pools_kept)
+            .u32(op.kpool)
+            .u32(op.page_rows)
+            .u32(first)
+            .table(tables.parts)
+            .table(tables.row_parts)
+            .table(tables.pooled);
+        if scored {
+            let blocks = [room.div_ceil(BLOCK_POOLS) as u32, rows, 1];
+            queue.launch(&SCORE_POOLS, Grid { blocks, threads: 256, shared: shared as u32 }, score)?;
+        }
+        let pick = Args::new()
+            .pointer(&op.picks, 0)
+            .address(scores)
+            .u32(room)
+            .u32(op.pools_kept)
+            .u32(op.kpool)
+            .u32(first)
+            .table(tables.parts)
+            .table(tables.row_parts);
+        queue.launch(&PICK_POOLS, Grid { blocks: [rows, 1, 1], threads: 512, shared: 0 }, pick)?;
+    }
+    Ok(())
+}

@@ -52,8 +52,11 @@ pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> R
         .u32(numbers)
         .u32(width)
         .u32(outputs);
+    // Rows of a block share the function's numbers; few rows want many blocks.
+    let each = if rows < 64 { 1 } else { 16 };
+    let args = args.u32(rows).u32(each);
     let threads = ((outputs + 1) * CHAINS).next_multiple_of(32) as u32;
-    queue.launch(&HC_PRODUCTS, Grid { blocks: [slices as u32, rows as u32, 1], threads, shared: 0 }, args)?;
+    queue.launch(&HC_PRODUCTS, Grid { blocks: [slices as u32, rows.div_ceil(each) as u32, 1], threads, shared: 0 }, args)?;
     let args = Args::new()
         .rows(&collapsed)
         .rows(&mix)

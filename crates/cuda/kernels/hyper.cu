@@ -214,7 +214,7 @@ hc_products(float* sums, const float* streams, u32 streams_stride, const void* f
 }
 
 // Grid: a block for each row.
-extern "C" __global__ void __launch_bounds__(544)
+extern "C" __global__ void __launch_bounds__(512)
 hc_finish(float* collapsed, u32 collapsed_stride, float* mix, u32 mix_stride, const float* streams,
                  u32 streams_stride, const float* sums, u32 slices, u32 hidden, u32 n, const float* base, const float* scale,
                  float norm_epsilon, float epsilon, u32 rounds) {

@@ -13,73 +13,89 @@
 #define CHAINS (SLICE / CHAIN)
 // Chains in shared memory stand a bank group apart.
 #define CHAIN_ROOM (CHAIN + 4)
+// Sums of slices that a block stages in shared memory, so that they are waited for once.
+#define STAGED 2048
 
 // The function's numbers as they are stored.
 #define NUMBERS_BF16 0
 #define NUMBERS_F16 1
 #define NUMBERS_F32 2
 
-// A thread's chain of the function's row: `count` products with x, ascending.
-template <int NUMBERS>
-DEVICE float chain_of(const void* row, u32 first, const float* x, u32 count) {
-    float chain = 0.0f;
+// Sixty-four of the function's numbers from `at`, `count` of them there and zeros behind.
+template <int NUMBERS> DEVICE void load_chain(float (&weights)[CHAIN], const void* function, u64 at, u32 count) {
     if (NUMBERS == NUMBERS_F32) {
-        const float* weights = (const float*)row + first;
-#pragma unroll 8
-        for (u32 i = 0; i < count; ++i) chain = __fmaf_rn(weights[i], x[i], chain);
-        return chain;
-    }
-    const u16* weights = (const u16*)row + first;
-    if (NUMBERS == NUMBERS_BF16 && count == CHAIN && ((u64)weights & 15) == 0) {
-        uint4 packed[CHAIN / 8];
+        const float* from = (const float*)function + at;
 #pragma unroll
-        for (u32 i = 0; i < CHAIN / 8; ++i) packed[i] = ((const uint4*)weights)[i];
+        for (u32 i = 0; i < CHAIN; ++i) weights[i] = i < count ? from[i] : 0.0f;
+        return;
+    }
+    const u16* from = (const u16*)function + at;
+    if (NUMBERS == NUMBERS_BF16 && count == CHAIN && ((u64)from & 15) == 0) {
 #pragma unroll
         for (u32 i = 0; i < CHAIN / 8; ++i) {
-            u32 pairs[4] = {packed[i].x, packed[i].y, packed[i].z, packed[i].w};
+            uint4 packed = ((const uint4*)from)[i];
+            u32 pairs[4] = {packed.x, packed.y, packed.z, packed.w};
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
-                chain = __fmaf_rn(bf16_low(pairs[j]), x[i * 8 + j * 2], chain);
-                chain = __fmaf_rn(bf16_high(pairs[j]), x[i * 8 + j * 2 + 1], chain);
+                weights[i * 8 + j * 2] = bf16_low(pairs[j]);
+                weights[i * 8 + j * 2 + 1] = bf16_high(pairs[j]);
             }
         }
-        return chain;
+        return;
     }
-    for (u32 i = 0; i < count; ++i) {
-        float weight = NUMBERS == NUMBERS_BF16 ? bf16_to_f32(weights[i]) : f16_to_f32(weights[i]);
-        chain = __fmaf_rn(weight, x[i], chain);
+#pragma unroll
+    for (u32 i = 0; i < CHAIN; ++i) {
+        weights[i] = i >= count ? 0.0f : NUMBERS == NUMBERS_BF16 ? bf16_to_f32(from[i]) : f16_to_f32(from[i]);
     }
-    return chain;
 }
 
-// Products of one row with one slice of the function: `sums[output]` of the slice, `outputs` of them the function's, then
-// the sum of squares. Threads: a chain of an output each.
+// Products of some rows with a slice of the function: `sums` has, for each row, slice and output, the function's product and
+// then the sum of squares. A thread has a chain of an output and keeps its numbers for all rows. What stands behind a row
+// is zeros, which add nothing.
 template <int NUMBERS>
-DEVICE void slice_products(float* sums, const float* streams, const void* function, u32 width, u32 outputs, u32 slice,
-                           float (*x)[CHAIN_ROOM], float (*chains)[CHAINS]) {
-    u32 first = slice * SLICE;
-    for (u32 i = threadIdx.x; i < SLICE; i += blockDim.x) {
-        x[i / CHAIN][i % CHAIN] = first + i < width ? streams[first + i] : 0.0f;
-    }
-    __syncthreads();
-    u32 output = threadIdx.x / CHAINS, chain = threadIdx.x % CHAINS, at = first + chain * CHAIN;
-    if (output <= outputs) {
-        u32 count = at < width ? min(CHAIN, width - at) : 0;
-        float sum;
-        if (output == outputs) {
-            sum = 0.0f;
-            for (u32 i = 0; i < count; ++i) sum = __fmaf_rn(x[chain][i], x[chain][i], sum);
-        } else {
-            u64 row = (u64)output * width * (NUMBERS == NUMBERS_F32 ? 4 : 2);
-            sum = chain_of<NUMBERS>((const u8*)function + row, at, x[chain], count);
+DEVICE void slice_products(float* sums, const float* streams, u32 streams_stride, const void* function, u32 width, u32 outputs,
+                           u32 rows, u32 each) {
+    __shared__ __align__(16) float x[2][CHAINS][CHAIN_ROOM];
+    __shared__ float chains[2][2 * MAX_STREAMS + MAX_STREAMS * MAX_STREAMS + 1][CHAINS];
+    u32 output = threadIdx.x / CHAINS, chain = threadIdx.x % CHAINS, first = blockIdx.x * SLICE, at = first + chain * CHAIN;
+    float weights[CHAIN];
+    load_chain<NUMBERS>(weights, function, (u64)output * width + at, output < outputs && at < width ? min(CHAIN, width - at) : 0);
+    u32 last = min((blockIdx.y + 1) * each, rows), turn = 0;
+    for (u64 row = blockIdx.y * each; row < last; ++row, turn ^= 1) {
+        for (u32 i = threadIdx.x; i < SLICE; i += blockDim.x) {
+            x[turn][i / CHAIN][i % CHAIN] = first + i < width ? streams[row * streams_stride + first + i] : 0.0f;
         }
-        chains[output][chain] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x <= outputs) {
-        float total = chains[threadIdx.x][0];
-        for (u32 i = 1; i < CHAINS; ++i) total = __fadd_rn(total, chains[threadIdx.x][i]);
-        sums[threadIdx.x] = total;
+        __syncthreads();
+        if (output <= outputs) {
+            const float4* from = (const float4*)x[turn][chain];
+            float sum = 0.0f;
+            if (output < outputs) {
+#pragma unroll
+                for (u32 i = 0; i < CHAIN / 4; ++i) {
+                    float4 four = from[i];
+                    sum = __fmaf_rn(weights[i * 4], four.x, sum);
+                    sum = __fmaf_rn(weights[i * 4 + 1], four.y, sum);
+                    sum = __fmaf_rn(weights[i * 4 + 2], four.z, sum);
+                    sum = __fmaf_rn(weights[i * 4 + 3], four.w, sum);
+                }
+            } else {
+#pragma unroll 4
+                for (u32 i = 0; i < CHAIN / 4; ++i) {
+                    float4 four = from[i];
+                    sum = __fmaf_rn(four.x, four.x, sum);
+                    sum = __fmaf_rn(four.y, four.y, sum);
+                    sum = __fmaf_rn(four.z, four.z, sum);
+                    sum = __fmaf_rn(four.w, four.w, sum);
+                }
+            }
+            chains[turn][output][chain] = sum;
+        }
+        __syncthreads();
+        if (threadIdx.x > outputs) continue;
+        float total = chains[turn][threadIdx.x][0];
+#pragma unroll
+        for (u32 i = 1; i < CHAINS; ++i) total = __fadd_rn(total, chains[turn][threadIdx.x][i]);
+        sums[(row * gridDim.x + blockIdx.x) * (outputs + 1) + threadIdx.x] = total;
     }
 }
 
@@ -146,9 +162,15 @@ DEVICE void finish_row(float* collapsed, float* mix, const float* streams, const
                        const Coefficients& of) {
     __shared__ float totals[2 * MAX_STREAMS + MAX_STREAMS * MAX_STREAMS + 1];
     __shared__ float pre[MAX_STREAMS];
-    u32 n = of.n, outputs = 2 * n + n * n;
+    __shared__ float staged[STAGED];
+    u32 n = of.n, outputs = 2 * n + n * n, count = slices * (outputs + 1);
+    bool fits = count <= STAGED;
+    for (u32 i = threadIdx.x; fits && i < count; i += blockDim.x) staged[i] = sums[i];
+    __syncthreads();
+    if (fits) sums = staged;
     for (u32 output = threadIdx.x; output <= outputs; output += blockDim.x) {
         float total = sums[output];
+#pragma unroll 8
         for (u32 slice = 1; slice < slices; ++slice) total = __fadd_rn(total, sums[slice * (outputs + 1) + output]);
         totals[output] = total;
     }
@@ -179,25 +201,21 @@ DEVICE void finish_row(float* collapsed, float* mix, const float* streams, const
     }
 }
 
-// Grid: slices × rows. A thread for each chain of each output.
-template <int NUMBERS>
-DEVICE void products_of(float* sums, const float* streams, u32 streams_stride, const void* function, u32 width, u32 outputs) {
-    __shared__ float x[CHAINS][CHAIN_ROOM];
-    __shared__ float chains[2 * MAX_STREAMS + MAX_STREAMS * MAX_STREAMS + 1][CHAINS];
-    u64 row = blockIdx.y;
-    sums += (row * gridDim.x + blockIdx.x) * (outputs + 1);
-    slice_products<NUMBERS>(sums, streams + row * streams_stride, function, width, outputs, blockIdx.x, x, chains);
-}
-
-KERNEL hc_products(float* sums, const float* streams, u32 streams_stride, const void* function, u32 numbers, u32 width,
-                   u32 outputs) {
-    if (numbers == NUMBERS_BF16) products_of<NUMBERS_BF16>(sums, streams, streams_stride, function, width, outputs);
-    else if (numbers == NUMBERS_F16) products_of<NUMBERS_F16>(sums, streams, streams_stride, function, width, outputs);
-    else products_of<NUMBERS_F32>(sums, streams, streams_stride, function, width, outputs);
+// Grid: slices × groups of `each` rows. A thread for each chain of each output.
+extern "C" __global__ void __launch_bounds__(672)
+hc_products(float* sums, const float* streams, u32 streams_stride, const void* function, u32 numbers, u32 width, u32 outputs,
+            u32 rows, u32 each) {
+    if (numbers == NUMBERS_BF16)
+        slice_products<NUMBERS_BF16>(sums, streams, streams_stride, function, width, outputs, rows, each);
+    else if (numbers == NUMBERS_F16)
+        slice_products<NUMBERS_F16>(sums, streams, streams_stride, function, width, outputs, rows, each);
+    else
+        slice_products<NUMBERS_F32>(sums, streams, streams_stride, function, width, outputs, rows, each);
 }
 
 // Grid: a block for each row.
-KERNEL hc_finish(float* collapsed, u32 collapsed_stride, float* mix, u32 mix_stride, const float* streams,
+extern "C" __global__ void __launch_bounds__(512)
+hc_finish(float* collapsed, u32 collapsed_stride, float* mix, u32 mix_stride, const float* streams,
                  u32 streams_stride, const float* sums, u32 slices, u32 hidden, u32 n, const float* base, const float* scale,
                  float norm_epsilon, float epsilon, u32 rounds) {
     u64 row = blockIdx.x;

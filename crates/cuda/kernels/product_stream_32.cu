@@ -3,7 +3,7 @@
 
 DEVICE void run_part(Stream &s, const Part &part, u32 first, u32 last)
 {
-    switch (part.encoding) {
+    switch (part.encoding & 15u) {
     case 2: return stream_part<AffineEncoding<2, 2, PAIRS_BF16>>(s, part, first, last);
     case 3: return stream_part<AffineEncoding<3, 2, PAIRS_BF16>>(s, part, first, last);
     case 4: return stream_part<AffineEncoding<4, 2, PAIRS_BF16>>(s, part, first, last);

@@ -167,6 +167,32 @@ DEVICE u32 counts_before(u32 count, u32* room, u32& total) {
     return before + sum - count;
 }
 
+// The byte of the `left`-th greatest key, and how many keys have a greater one. A warp; a lane has eight bytes, from the top.
+DEVICE void find_byte(const u32* histogram, u32 left, u32* found) {
+    u32 top = 255 - lane_index() * 8, counts[8], sum = 0;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+        counts[i] = histogram[top - i];
+        sum += counts[i];
+    }
+    u32 through = sum;
+#pragma unroll
+    for (u32 step = 1; step < WARP; step <<= 1) {
+        u32 other = __shfl_up_sync(ALL_LANES, through, step);
+        if (lane_index() >= step) through += other;
+    }
+    u32 above = through - sum;
+    if (above >= left || through < left) return;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+        if (above < left && above + counts[i] >= left) {
+            found[0] = top - i;
+            found[1] = above;
+        }
+        above += counts[i];
+    }
+}
+
 // The `kept`-th greatest of `count` keys, and how many equal to it are kept, by radix from the highest byte.
 DEVICE u32 threshold_of(const u32* keys, u32 count, u32 kept, u32& equals, u32* histogram, u32* found) {
     u32 prefix = 0, left = kept;
@@ -183,12 +209,7 @@ DEVICE u32 threshold_of(const u32* keys, u32 count, u32 kept, u32& equals, u32* 
             if (counts && __ffs(same) - 1 == lane_index()) atomicAdd(histogram + byte, (u32)__popc(same));
         }
         __syncthreads();
-        if (threadIdx.x == 0) {
-            u32 byte = 255, above = 0;
-            for (; above + histogram[byte] < left; --byte) above += histogram[byte];
-            found[0] = byte;
-            found[1] = above;
-        }
+        if (threadIdx.x < WARP) find_byte(histogram, left, found);
         __syncthreads();
         prefix |= found[0] << shift;
         left -= found[1];

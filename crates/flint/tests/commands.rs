@@ -150,8 +150,19 @@ fn a_device_that_is_not_there_is_refused_with_the_reason_and_auto_runs_without_i
     let text = text_of_usage(&["generate", "a", "--device", "gpu"]);
     assert!(text.contains("auto, cpu, cuda and cuda:N"), "{text}");
     let reply = |device: &str| {
-        let fixed =
-            ["generate", "--raw", "Once", "--max-tokens", "2", "--arithmetic", "fp32", "--device", device];
+        let fixed = [
+            "generate",
+            "--raw",
+            "Once",
+            "--max-tokens",
+            "4",
+            "--temperature",
+            "0",
+            "--device",
+            device,
+            "--arithmetic",
+            "fp32",
+        ];
         said(&fixed, "")
     };
     assert_eq!(reply("auto"), reply("cpu"));

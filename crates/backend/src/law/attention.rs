@@ -450,9 +450,14 @@ impl<B: Backend> SeamCase<B> for AttendCase {
 
 /// Laws of `attend`.
 pub(crate) fn attend<B: Backend>(backend: &mut B, session: &mut Session) -> Result<()> {
-    for (rank, kpool, page_rows, heads, kept, tokens) in
-        [(32, 4, 16, 3, 40, 200), (72, 3, 9, 5, 10, 60), (20, 2, 32, 1, 100, 150), (512, 4, 64, 8, 20, 100)]
-    {
+    for (rank, kpool, page_rows, heads, kept, tokens) in [
+        (32, 4, 16, 3, 40, 200),
+        (72, 3, 9, 5, 10, 60),
+        (20, 2, 32, 1, 100, 150),
+        (512, 4, 64, 8, 20, 100),
+        // Lists of several hundred entries: more than a block of threads may take at once.
+        (16, 4, 64, 2, 90, 330),
+    ] {
         let shape = Shape { rank, key_dim: 1, kpool, page_rows };
         let scale = 1.0 / (rank as f32).sqrt();
         check_seams(backend, session, &AttendCase { shape, heads, kept, scale }, tokens)?;

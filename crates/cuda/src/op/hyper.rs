@@ -52,8 +52,15 @@ pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> R
         .u32(numbers)
         .u32(width)
         .u32(outputs);
+    // Rows of a block share the function's numbers; few rows want many blocks.
+    let each = if rows < 64 { 1 } else { 16 };
+    let args = args.u32(rows).u32(each);
     let threads = ((outputs + 1) * CHAINS).next_multiple_of(32) as u32;
-    queue.launch(&HC_PRODUCTS, Grid { blocks: [slices as u32, rows as u32, 1], threads, shared: 0 }, args)?;
+    queue.launch(
+        &HC_PRODUCTS,
+        Grid { blocks: [slices as u32, rows.div_ceil(each) as u32, 1], threads, shared: 0 },
+        args,
+    )?;
     let args = Args::new()
         .rows(&collapsed)
         .rows(&mix)
@@ -67,7 +74,7 @@ pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> R
         .f32(op.norm_epsilon)
         .f32(op.hc_epsilon)
         .u32(op.rounds);
-    queue.launch(&HC_FINISH, Grid { blocks: [rows as u32, 1, 1], threads: 544, shared: 0 }, args)
+    queue.launch(&HC_FINISH, Grid { blocks: [rows as u32, 1, 1], threads: 512, shared: 0 }, args)
 }
 
 pub(crate) fn hc_post(queue: &mut Queue, op: &HcPost<CudaBuffer>) -> Result<()> {

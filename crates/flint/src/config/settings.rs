@@ -80,7 +80,18 @@ impl ModelSettings {
         }
         let (source, name) = place(folder.as_deref());
         let code_cache = machine::cache_folder();
-        Ok(Self { source, name, device, cpu, cpu_arithmetic, code_cache, context, parallel, drafts: 0, force })
+        Ok(Self {
+            source,
+            name,
+            device,
+            cpu,
+            cpu_arithmetic,
+            code_cache,
+            context,
+            parallel,
+            drafts: 0,
+            force,
+        })
     }
 
     /// The settings of a bench at one number of threads.

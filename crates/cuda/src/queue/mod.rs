@@ -27,6 +27,8 @@ use tables::Tables;
 
 /// Bytes of a write that is collected in a step; larger ones end the launches collected so far.
 const COLLECTED_WRITE: usize = 64 << 10;
+/// Most blocks of a grid in y and z; x has room for any.
+const MOST_BLOCKS_YZ: u32 = 65_535;
 /// Kernels that an error names.
 const NAMED: usize = 6;
 
@@ -135,6 +137,9 @@ impl Queue {
     pub(crate) fn launch(&mut self, kernel: &'static Kernel, grid: Grid, args: Args) -> Result<()> {
         if grid.blocks.contains(&0) {
             return Ok(());
+        }
+        if grid.blocks[1..].iter().any(|&blocks| blocks > MOST_BLOCKS_YZ) {
+            return Err(Error::Shape { op: kernel.name, what: format!("a grid of {:?} blocks", grid.blocks) });
         }
         let number = self.kernels.number(kernel)?;
         self.kernels.function(number).grant_shared(grid.shared)?;

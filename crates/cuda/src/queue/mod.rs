@@ -139,7 +139,10 @@ impl Queue {
             return Ok(());
         }
         if grid.blocks[1..].iter().any(|&blocks| blocks > MOST_BLOCKS_YZ) {
-            return Err(Error::Shape { op: kernel.name, what: format!("a grid of {:?} blocks", grid.blocks) });
+            return Err(Error::Shape {
+                op: kernel.name,
+                what: format!("a grid of {:?} blocks", grid.blocks),
+            });
         }
         let number = self.kernels.number(kernel)?;
         self.kernels.function(number).grant_shared(grid.shared)?;

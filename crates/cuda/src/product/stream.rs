@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use crate::product::table::Encoding;
 
-    const H200: Limits = Limits { capability: 90, multiprocessors: 132, shared_bytes: 227 << 10 };
+    const H200: Limits = Limits { multiprocessors: 132, shared_bytes: 227 << 10 };
 
     fn plan(outputs: usize, inputs: usize, encoding: Encoding, rows: usize, groups: usize) -> Plan {
         let needs = Needs {
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn wide_inputs_take_fewer_rows_at_once() {
-        let plan = plan(4096, 16384, Encoding::Bf16, 8, 1);
+        let plan = plan(4096, 12288, Encoding::Bf16, 8, 1);
         assert_eq!(plan.columns, 4);
     }
 

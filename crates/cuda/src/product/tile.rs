@@ -5,7 +5,7 @@ use flint_backend::Result;
 use super::groups::{Groups, Manner};
 use super::table::{Encoding, Family, UNIT};
 use crate::kernels::Kernel;
-use crate::matrix::{Stack, Units};
+use crate::matrix::Stack;
 use crate::queue::{Args, Grid, Queue};
 
 static INPUTS: Kernel = Kernel::new("product_inputs", "product_inputs.cu");

@@ -5,9 +5,9 @@
 // order: one block of threads may run all of a row's segments, or each segment has a block of threads and another kernel
 // folds them, with the same bits.
 //
-// A block of threads has sixteen heads. Warp w has dimensions 64 w .. 64 w + 63 of everything: it gathers them, gives its
-// part of the scores (parts are added in ascending order), and sums its columns of the output. q is split into two bf16
-// terms and so are the weights p; latents are bf16.
+// A group of eight warps has sixteen heads; the groups of a block of threads share the gathered latents. A group's warp w has
+// dimensions 64 w .. 64 w + 63 of everything: it gathers them, gives its part of the scores (parts are added in ascending
+// order), and sums its columns of the output. q is split into two bf16 terms and so are the weights p; latents are bf16.
 #include "common/base.cuh"
 #include "common/bf16.cuh"
 #include "common/fragments.cuh"
@@ -20,7 +20,7 @@
 #define SEGMENT 256
 #define SLICE 64
 #define WARPS 8
-#define THREADS (WARPS * 32)
+#define GROUP_THREADS (WARPS * 32)
 // Values of a row of scores, and of weights, in shared memory: what a warp reads at once stands in different banks.
 #define SCORE_ROOM (BLOCK + 8)
 #define WEIGHT_ROOM (BLOCK + 8)
@@ -70,15 +70,24 @@ DEVICE float folded(float before, float segment, float2 factors) {
     return __fmaf_rn(before, factors.x, __fmul_rn(segment, factors.y));
 }
 
-template <int BUFFERS> struct Room {
-    // Sixteen-byte pieces of a warp's slice: piece p of entry e stands at p ^ (e % 8).
-    uint4 latents[BUFFERS][WARPS][BLOCK][SLICE / 8];
+// A group's share of the block's shared memory.
+struct GroupRoom {
     float scores[WARPS][HEADS][SCORE_ROOM];
     u16 weights[2][HEADS][WEIGHT_ROOM];
-    const u16* places[2][BLOCK];
     float keep[HEADS];
     float2 fold[HEADS];
 };
+
+template <int GROUPS, int BUFFERS> struct Room {
+    // Sixteen-byte pieces of a slice: piece p of entry e stands at p ^ (e % 8).
+    uint4 latents[BUFFERS][WARPS][BLOCK][SLICE / 8];
+    GroupRoom groups[GROUPS];
+    const u16* places[2][BLOCK];
+};
+
+// The warp's group and its slice of the dimensions.
+DEVICE u32 group_index() { return threadIdx.x / GROUP_THREADS; }
+DEVICE u32 slice_index() { return warp_index() % WARPS; }
 
 // Puts the places of a block's entries into `places`; null where there is none. Threads below 64.
 DEVICE void place_block(const u16** places, const Row& row, u32 first, u32 last) {
@@ -87,18 +96,19 @@ DEVICE void place_block(const u16** places, const Row& row, u32 first, u32 last)
     places[threadIdx.x] = entry < last ? row.latent(entry) : nullptr;
 }
 
-// Starts the gathering of a warp's slice of a block; what is not there is zeros.
-DEVICE void gather_slice(uint4 (*slice)[SLICE / 8], const u16* const* places, const Row& row) {
-    u32 piece = lane_index() % 8, at = warp_index() * SLICE + piece * 8;
+// Starts the gathering of a slice of a block, a group's share of the entries each; what is not there is zeros.
+template <int GROUPS> DEVICE void gather_slice(uint4 (*slice)[SLICE / 8], const u16* const* places, const Row& row) {
+    u32 piece = lane_index() % 8, at = slice_index() * SLICE + piece * 8;
 #pragma unroll
-    for (u32 i = 0; i < BLOCK / 4; ++i) {
-        u32 entry = i * 4 + lane_index() / 8;
+    for (u32 i = 0; i < BLOCK / 4 / GROUPS; ++i) {
+        u32 entry = (i * GROUPS + group_index()) * 4 + lane_index() / 8;
         const u16* place = places[entry];
         bool there = place && at < row.rank;
         // Nothing is read from the table of pages; it is a valid address.
         const void* from = there ? (const void*)(place + at) : (const void*)row.pages;
         copy_async_16(&slice[entry][piece ^ (entry & 7)], from, there ? 16 : 0);
     }
+    copy_async_commit();
 }
 
 // A warp's slice of sixteen heads' queries as fragments of two terms.
@@ -108,7 +118,7 @@ DEVICE void load_queries(u32 (&q)[4][4][2], const float* from, u32 rank, u32 hea
     for (u32 step = 0; step < 4; ++step)
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
-            u32 head = group + i % 2 * 8, at = warp_index() * SLICE + step * 16 + i / 2 * 8 + pair;
+            u32 head = group + i % 2 * 8, at = slice_index() * SLICE + step * 16 + i / 2 * 8 + pair;
             bool there = head < heads && at < rank;
             const float* x = from + head * rank + at;
             split_pair(q[step][i], there ? x[0] : 0.0f, there ? x[1] : 0.0f);
@@ -141,8 +151,8 @@ DEVICE void score_slice(float (*scores)[SCORE_ROOM], const u32 (&q)[4][4][2], co
 }
 
 // Turns a block's scores into weights. Sixteen lanes have a head, four entries each; all of them know the head's `state`.
-template <int BUFFERS> DEVICE void soften(Room<BUFFERS>& room, Weight& state, u32 count, u32 slices, float scale) {
-    u32 head = threadIdx.x / 16, first = threadIdx.x % 16 * 4;
+DEVICE void soften(GroupRoom& room, Weight& state, u32 count, u32 slices, float scale) {
+    u32 head = threadIdx.x % GROUP_THREADS / 16, first = threadIdx.x % 16 * 4;
     float4 sum = *(const float4*)&room.scores[0][head][first];
     float s[4] = {sum.x, sum.y, sum.z, sum.w};
     for (u32 slice = 1; slice < slices; ++slice) {
@@ -179,8 +189,7 @@ template <int BUFFERS> DEVICE void soften(Room<BUFFERS>& room, Weight& state, u3
 }
 
 // A warp's columns: out = out · keep + p · latents.
-template <int BUFFERS>
-DEVICE void sum_slice(float (&out)[8][4], const Room<BUFFERS>& room, const uint4 (*slice)[SLICE / 8]) {
+DEVICE void sum_slice(float (&out)[8][4], const GroupRoom& room, const uint4 (*slice)[SLICE / 8]) {
     u32 lane = lane_index();
     float keep_low = room.keep[lane / 4], keep_high = room.keep[lane / 4 + 8];
 #pragma unroll
@@ -215,46 +224,47 @@ template <typename Visit> DEVICE void each_output(u32 rank, u32 heads, Visit vis
     for (u32 tile = 0; tile < 8; ++tile)
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
-            u32 head = lane_index() / 4 + i / 2 * 8, column = warp_index() * SLICE + tile * 8 + lane_index() % 4 * 2 + i % 2;
+            u32 head = lane_index() / 4 + i / 2 * 8, column = slice_index() * SLICE + tile * 8 + lane_index() % 4 * 2 + i % 2;
             if (head < heads && column < rank) visit(tile, i, head, column);
         }
 }
 
-// Runs one segment: `out` and `state` are what it leaves. Entries `first..last` of the row.
-template <int BUFFERS>
-DEVICE void run_segment(float (&out)[8][4], Weight& state, Room<BUFFERS>& room, const Row& row, const u32 (&q)[4][4][2],
-                        u32 first, u32 last, float scale) {
-    u32 warp = warp_index(), blocks = ceil_div(last - first, BLOCK), slices = ceil_div(row.rank, SLICE);
+// Runs one segment: `out` and `state` are what it leaves. Entries `first..last` of the row. Every thread of the block is
+// behind its last read of the room.
+template <int GROUPS, int BUFFERS>
+DEVICE void run_segment(float (&out)[8][4], Weight& state, Room<GROUPS, BUFFERS>& room, const Row& row,
+                        const u32 (&q)[4][4][2], u32 first, u32 last, float scale) {
+    u32 slice = slice_index(), blocks = ceil_div(last - first, BLOCK), slices = ceil_div(row.rank, SLICE);
+    GroupRoom& mine = room.groups[group_index()];
     state = {-infinity(), 0.0f};
 #pragma unroll
     for (u32 tile = 0; tile < 8; ++tile)
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) out[tile][i] = 0.0f;
-    // The places of two blocks: nobody reads those of a segment before.
     place_block(room.places[0], row, first, last);
     place_block(room.places[1], row, first + BLOCK, last);
     __syncthreads();
-#pragma unroll
-    for (u32 block = 0; block < BUFFERS; ++block) {
-        if (block < blocks) gather_slice(room.latents[block][warp], room.places[block], row);
-        copy_async_commit();
-    }
+    gather_slice<GROUPS>(room.latents[0][slice], room.places[0], row);
     for (u32 block = 0; block < blocks; ++block) {
         u32 buffer = block % BUFFERS, start = first + block * BLOCK;
-        copy_async_wait<BUFFERS - 1>();
-        __syncwarp();
-        if (warp < slices) score_slice(room.scores[warp], q, room.latents[buffer][warp]);
+        copy_async_wait<0>();
+        // The block's latents are there, and nobody is at work on the block before.
         __syncthreads();
-        soften(room, state, min(BLOCK, last - start), slices, scale);
+        if (BUFFERS == 2 && block + 1 < blocks) {
+            gather_slice<GROUPS>(room.latents[buffer ^ 1][slice], room.places[(block + 1) % 2], row);
+        }
+        if (slice < slices) score_slice(mine.scores[slice], q, room.latents[buffer][slice]);
+        __syncthreads();
+        soften(mine, state, min(BLOCK, last - start), slices, scale);
         // The places of this block were read when its gathering began, before the last barrier.
         place_block(room.places[block % 2], row, start + 2 * BLOCK, last);
         __syncthreads();
-        if (warp < slices) sum_slice(out, room, room.latents[buffer][warp]);
-        __syncwarp();
-        if (block + BUFFERS < blocks) gather_slice(room.latents[buffer][warp], room.places[(block + BUFFERS) % 2], row);
-        copy_async_commit();
+        if (slice < slices) sum_slice(out, mine, room.latents[buffer][slice]);
+        if (BUFFERS == 1 && block + 1 < blocks) {
+            __syncthreads();
+            gather_slice<GROUPS>(room.latents[0][slice], room.places[(block + 1) % 2], row);
+        }
     }
-    copy_async_wait<0>();
 }
 
 // What every launch of attention has.
@@ -269,49 +279,54 @@ struct Attention {
     const u16* const* pages;
 };
 
-// All segments of a row, folded in order. Grid: groups of sixteen heads × rows.
-template <int BUFFERS> DEVICE void attend_row(float* out, u64 out_stride, const Attention& of, Room<BUFFERS>& room) {
-    u64 index = blockIdx.y;
+// The row of a block, or false when no part holds it.
+DEVICE bool find_row(Row& row, const Attention& of, u64 index) {
     u32 part_index = of.row_parts[index];
-    if (part_index == NO_PART) return;
+    if (part_index == NO_PART) return false;
     DsaPart part = of.parts[part_index];
-    Row row = list_row(of.picks + index * of.kept, of.kept, of.kpool, of.page_rows, of.rank, part, index - part.first_row,
-                       of.pages);
-    u32 first_head = blockIdx.x * HEADS, heads = min(HEADS, of.heads - first_head);
+    row = list_row(of.picks + index * of.kept, of.kept, of.kpool, of.page_rows, of.rank, part, index - part.first_row, of.pages);
+    return true;
+}
+
+// All segments of a row, folded in order; what is folded waits in `out`. Grid: a block's heads × rows.
+template <int GROUPS, int BUFFERS>
+DEVICE void attend_row(float* out, u64 out_stride, const Attention& of, Room<GROUPS, BUFFERS>& room) {
+    u64 index = blockIdx.y;
+    Row row;
+    if (!find_row(row, of, index)) return;
+    u32 first_head = (blockIdx.x * GROUPS + group_index()) * HEADS;
+    u32 heads = first_head < of.heads ? min(HEADS, of.heads - first_head) : 0;
+    GroupRoom& mine = room.groups[group_index()];
     u32 q[4][4][2];
     load_queries(q, of.q + index * of.q_stride + first_head * of.rank, of.rank, heads);
-    float total[8][4] = {};
+    out += index * out_stride + first_head * of.rank;
     Weight whole = {-infinity(), 0.0f};
     for (u32 first = 0; first < row.count; first += SEGMENT) {
         float segment[8][4];
         Weight state;
+        bool ends = first + SEGMENT >= row.count;
         run_segment(segment, state, room, row, q, first, min(first + SEGMENT, row.count), of.scale);
         float2 factors = fold(whole, state);
-        if (threadIdx.x % 16 == 0) room.fold[threadIdx.x / 16] = factors;
         __syncthreads();
-        float2 low = room.fold[lane_index() / 4], high = room.fold[lane_index() / 4 + 8];
-#pragma unroll
-        for (u32 tile = 0; tile < 8; ++tile)
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) total[tile][i] = folded(total[tile][i], segment[tile][i], i < 2 ? low : high);
+        if (threadIdx.x % 16 == 0) {
+            mine.fold[threadIdx.x % GROUP_THREADS / 16] = factors;
+            mine.keep[threadIdx.x % GROUP_THREADS / 16] = whole.total;
+        }
+        __syncthreads();
+        each_output(of.rank, heads, [&](u32 tile, u32 i, u32 head, u32 column) {
+            float* place = out + head * of.rank + column;
+            float total = folded(first == 0 ? 0.0f : *place, segment[tile][i], mine.fold[head]);
+            *place = ends ? __fdiv_rn(total, mine.keep[head]) : total;
+        });
+        __syncthreads();
     }
-    __syncthreads();
-    if (threadIdx.x % 16 == 0) room.fold[threadIdx.x / 16] = make_float2(whole.total, 0.0f);
-    __syncthreads();
-    out += index * out_stride + first_head * of.rank;
-    each_output(of.rank, heads, [&](u32 tile, u32 i, u32 head, u32 column) {
-        out[head * of.rank + column] = __fdiv_rn(total[tile][i], room.fold[head].x);
-    });
 }
 
 // One segment of a row. Grid: segments × groups of sixteen heads × rows.
-template <int BUFFERS> DEVICE void attend_segment(float* sums, Weight* states, const Attention& of, Room<BUFFERS>& room) {
+template <int BUFFERS> DEVICE void attend_segment(float* sums, Weight* states, const Attention& of, Room<1, BUFFERS>& room) {
     u64 index = blockIdx.z;
-    u32 part_index = of.row_parts[index];
-    if (part_index == NO_PART) return;
-    DsaPart part = of.parts[part_index];
-    Row row = list_row(of.picks + index * of.kept, of.kept, of.kpool, of.page_rows, of.rank, part, index - part.first_row,
-                       of.pages);
+    Row row;
+    if (!find_row(row, of, index)) return;
     u32 first = blockIdx.x * SEGMENT;
     if (first >= row.count) return;
     u32 first_head = blockIdx.y * HEADS, heads = min(HEADS, of.heads - first_head);
@@ -332,22 +347,24 @@ template <int BUFFERS> DEVICE void attend_segment(float* sums, Weight* states, c
         const DsaPart *parts, const u32 *row_parts, const u16 *const *pages
 #define ATTENTION_OF {q, q_stride, picks, heads, kept, rank, kpool, page_rows, scale, parts, row_parts, pages}
 
-// With room for two blocks of latents, one is gathered while the other is used.
-#define ATTEND(SUFFIX, BUFFERS)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_rows_##SUFFIX(float* out, u32 out_stride, ATTENTION) {    \
+// With room for two blocks of latents, one is gathered while the other is used, and two groups share them. Without, a group
+// has a block of threads to itself.
+#define ATTEND(BUFFERS)                                                                                                       \
+    extern "C" __global__ void __launch_bounds__(BUFFERS* GROUP_THREADS, 1)                                                   \
+        attend_rows_##BUFFERS(float* out, u32 out_stride, ATTENTION) {                                                        \
         extern __shared__ uint4 attend_room[];                                                                                \
         Attention of = ATTENTION_OF;                                                                                          \
-        attend_row(out, out_stride, of, *(Room<BUFFERS>*)attend_room);                                                        \
+        attend_row(out, out_stride, of, *(Room<BUFFERS, BUFFERS>*)attend_room);                                               \
     }                                                                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                                  \
-        attend_segments_##SUFFIX(float* sums, Weight* states, ATTENTION) {                                                    \
+    extern "C" __global__ void __launch_bounds__(GROUP_THREADS, 1)                                                            \
+        attend_segments_##BUFFERS(float* sums, Weight* states, ATTENTION) {                                                   \
         extern __shared__ uint4 attend_room[];                                                                                \
         Attention of = ATTENTION_OF;                                                                                          \
-        attend_segment(sums, states, of, *(Room<BUFFERS>*)attend_room);                                                       \
+        attend_segment(sums, states, of, *(Room<1, BUFFERS>*)attend_room);                                                    \
     }
 
-ATTEND(1, 1)
-ATTEND(2, 2)
+ATTEND(1)
+ATTEND(2)
 
 // Folds the segments of a row's heads in order. Grid: heads × rows.
 KERNEL attend_fold(float* out, u32 out_stride, const float* sums, const Weight* states, u32 segments, u32 heads, u32 kept,

@@ -201,16 +201,46 @@ DEVICE void finish_row(float* collapsed, float* mix, const float* streams, const
     }
 }
 
-// Grid: slices × groups of `each` rows. A thread for each chain of each output.
-extern "C" __global__ void __launch_bounds__(672)
-hc_products(float* sums, const float* streams, u32 streams_stride, const void* function, u32 numbers, u32 width, u32 outputs,
-            u32 rows, u32 each) {
+DEVICE void products(u32 numbers, float* sums, const float* streams, u32 streams_stride, const void* function, u32 width,
+                     u32 outputs, u32 rows, u32 each) {
     if (numbers == NUMBERS_BF16)
         slice_products<NUMBERS_BF16>(sums, streams, streams_stride, function, width, outputs, rows, each);
     else if (numbers == NUMBERS_F16)
         slice_products<NUMBERS_F16>(sums, streams, streams_stride, function, width, outputs, rows, each);
     else
         slice_products<NUMBERS_F32>(sums, streams, streams_stride, function, width, outputs, rows, each);
+}
+
+// Grid: slices × groups of `each` rows. A thread for each chain of each output.
+extern "C" __global__ void __launch_bounds__(672)
+hc_products(float* sums, const float* streams, u32 streams_stride, const void* function, u32 numbers, u32 width, u32 outputs,
+            u32 rows, u32 each) {
+    products(numbers, sums, streams, streams_stride, function, width, outputs, rows, each);
+}
+
+// Products and the rest of a few rows in one launch: the last of a row's blocks finishes it. Sums are added in the order of
+// the slices, whichever block that is. Grid: slices × rows. `arrived` has a zero for each row, and again when it is done.
+extern "C" __global__ void __launch_bounds__(512)
+hc_pre(float* collapsed, u32 collapsed_stride, float* mix, u32 mix_stride, const float* streams, u32 streams_stride,
+       const void* function, u32 numbers, float* sums, u32* arrived, u32 hidden, u32 n, u32 rows, const float* base,
+       const float* scale, float norm_epsilon, float epsilon, u32 rounds) {
+    __shared__ u32 last;
+    u32 outputs = 2 * n + n * n;
+    products(numbers, sums, streams, streams_stride, function, n * hidden, outputs, rows, 1);
+    // What this block wrote is seen by whoever sees its arrival.
+    __threadfence();
+    __syncthreads();
+    u64 row = blockIdx.y;
+    if (threadIdx.x == 0) {
+        last = atomicAdd(arrived + row, 1u) == gridDim.x - 1;
+        if (last) arrived[row] = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!last) return;
+    Coefficients of = {base, scale, n, rounds, norm_epsilon, epsilon};
+    finish_row(collapsed + row * collapsed_stride, mix + row * mix_stride, streams + row * streams_stride,
+               sums + row * gridDim.x * (outputs + 1), gridDim.x, hidden, of);
 }
 
 // Grid: a block for each row.

@@ -59,7 +59,9 @@ KERNEL product_embed_rows(const RowPart *__restrict__ parts, u32 part_count, u32
                           float *__restrict__ out, u64 out_stride, u32 table_rows)
 {
     u32 token = min(tokens[blockIdx.x], table_rows - 1u);
-    const RowPart &part = part_of(parts, part_count, token);
+    const RowPart *part = part_of(parts, part_count, token);
+    if (part == nullptr)
+        return;
     for (u32 input = threadIdx.x; input < inputs; input += blockDim.x)
-        out[blockIdx.x * out_stride + input] = weight_at(part, 0u, token - part.first_output, input, inputs);
+        out[blockIdx.x * out_stride + input] = weight_at(*part, 0u, token - part->first_output, input, inputs);
 }

@@ -82,12 +82,12 @@ extern "C" __global__ void __launch_bounds__(128)
         __syncthreads();
         describe_group(groups, grouping, group, columns);
         __syncthreads();
-        if (output >= outputs)
+        const RowPart *part = output < outputs ? part_of(parts, part_count, output) : nullptr;
+        if (part == nullptr)
             continue;
-        const RowPart &part = part_of(parts, part_count, output);
         for (u32 slice = lane; slice < slices; slice += 32u) {
             float acc[FEW];
-            slice_sums(part, columns.member, output - part.first_output, slice, inputs, x, columns, acc);
+            slice_sums(*part, columns.member, output - part->first_output, slice, inputs, x, columns, acc);
 #pragma unroll
             for (u32 r = 0; r < FEW; r++)
                 mine[slice * FEW + r] = acc[r];
@@ -123,8 +123,9 @@ extern "C" __global__ void __launch_bounds__(256)
             u32 at = i / 8u, input = i % 8u * 8u;
             float eight[8] = {};
             if (first_output + at < outputs && input < length) {
-                const RowPart &part = part_of(parts, part_count, first_output + at);
-                read_eight(part, 0u, first_output + at - part.first_output, start + input, inputs, eight);
+                const RowPart *part = part_of(parts, part_count, first_output + at);
+                if (part != nullptr)
+                    read_eight(*part, 0u, first_output + at - part->first_output, start + input, inputs, eight);
             }
 #pragma unroll
             for (u32 k = 0; k < 8u; k++)
@@ -156,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (u32 i = 0; i < CELL * CELL; i++) {
         u32 row = first_row + line + i / CELL, output = first_output + column + i % CELL;
-        if (row < rows && output < outputs)
+        if (row < rows && output < outputs && part_of(parts, part_count, output) != nullptr)
             out[row * out_stride + output] = total[i / CELL][i % CELL];
     }
 }

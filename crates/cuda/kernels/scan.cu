@@ -178,8 +178,8 @@ DEVICE void partial_dots(float (&sums)[4], const Cells& cells, const float* vect
         for (u32 j = 0; j < 4; ++j) sums[j] = __fmaf_rn(factors[i], cells.m[i][j], sums[j]);
 }
 
-// One token through a thread's cells; `out` is null for a logged token.
-DEVICE void step(Cells& cells, const Stage& stage, u32 slot, const Place& place, float* out) {
+// One token through a thread's cells; a thread that `answers` writes its column to `out`.
+DEVICE void step(Cells& cells, const Stage& stage, u32 slot, const Place& place, float* out, bool answers) {
     float mine[4], other[4];
     // Role 0 ends with r of column `flip`, role 1 with the same column of (q a)ᵀ M.
     partial_dots(mine, cells, stage.vectors[slot][place.role], place.key_lane);
@@ -206,7 +206,7 @@ DEVICE void step(Cells& cells, const Stage& stage, u32 slot, const Place& place,
     for (u32 i = 0; i < 8; ++i)
 #pragma unroll
         for (u32 j = 0; j < 4; ++j) cells.m[i][j] = __fmaf_rn(k[i], changes[j], __fmul_rn(decay[i], cells.m[i][j]));
-    if (out && (place.key_lane & 12) == 4) out[place.group + place.flip] = __fmaf_rn(scalars.y, changes[0], sum);
+    if (answers) *out = __fmaf_rn(scalars.y, changes[0], sum);
 }
 
 // Grid: groups of 64 columns × heads × parts.
@@ -227,23 +227,26 @@ kda_scan_128(float* out, u32 out_stride, const float* qkv, u32 qkv_stride, const
     cells.load(state, place);
     if (warp < tokens) fetched.store(stages[0], warp);
     __syncthreads();
+    // Lanes 4 to 7 of sixteen have (q a)ᵀ M, one column each. Logged tokens have no row: nothing is written where they point.
+    bool answers = (place.key_lane & 12) == 4;
+    float* to = out + ((u64)part.first_row - part.logged) * out_stride + head * DIM + column + place.group + place.flip;
     for (u32 first = 0; first < tokens; first += STAGE) {
         const Stage& stage = stages[first / STAGE & 1];
         u32 ahead = first + STAGE + warp;
         if (ahead < tokens) fetched.load(token_of(rows, part, ahead, head), column);
         u32 count = min(STAGE, tokens - first);
-        for (u32 slot = 0; slot < count; ++slot) {
-            u32 token = first + slot;
+        for (u32 slot = 0; slot < count;) {
+            u32 end = first + slot < stands ? min(count, stands - first) : count;
+            for (; slot < end; ++slot) {
+                step(cells, stage, slot, place, to, answers && first + slot >= part.logged);
+                to += out_stride;
+            }
             // Drafts leave no trace: the state stands before the first of them.
-            if (token == stands && token > 0) cells.store(state, place);
-            float* to = nullptr;
-            if (token >= part.logged) to = out + (u64)(part.first_row + token - part.logged) * out_stride + head * DIM + column;
-            step(cells, stage, slot, place, to);
+            if (first + slot == stands) cells.store(state, place);
         }
         if (ahead < tokens) fetched.store(stages[(first / STAGE & 1) ^ 1], warp);
         __syncthreads();
     }
-    if (part.drafts == 0) cells.store(state, place);
 }
 
 // ---- Heads of any size: a thread for each column, the state in shared memory.

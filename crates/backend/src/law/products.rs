@@ -42,6 +42,8 @@ struct LinearCase<B: Backend> {
     matrix: B::Matrix,
     weights: Weights,
     readings: usize,
+    /// Whether inputs are bf16 numbers already, for parts that read them in different ways.
+    rounded: bool,
 }
 
 impl<B: Backend> LinearCase<B> {
@@ -65,6 +67,7 @@ impl<B: Backend> LinearCase<B> {
             matrix: backend.upload(parts, precision)?,
             weights: Weights::new(parts),
             readings: readings(backend, precision),
+            rounded: false,
         })
     }
 }
@@ -76,6 +79,12 @@ impl<B: Backend> RowCase<B> for LinearCase<B> {
 
     fn ports(&self) -> Vec<Port> {
         vec![Port::input(self.weights.cols), Port::output(self.weights.rows())]
+    }
+
+    fn row(&self, seed: &mut Seed, temper: Temper) -> RowWords {
+        let kept = if self.rounded { 0xFFFF_0000 } else { u32::MAX };
+        let values = temper.values(seed, self.weights.cols);
+        vec![words(&values).into_iter().map(|word| word & kept).collect()]
     }
 
     fn launch(&self, backend: &mut B, ports: &[Rows<B::Buffer>], _rows: usize) -> Result<()> {
@@ -130,6 +139,15 @@ pub(crate) fn linear<B: Backend>(backend: &mut B, session: &mut Session) -> Resu
         let case = LinearCase::of(backend, &name, &parts, Precision::Product)?;
         check_rows(backend, session, &case, FEW_ROWS)?;
     }
+    // So are members that a backend may keep in different ways.
+    let six = Encoding::Affine { bits: 6, group: 32, kind: PlainType::Bf16 };
+    let wide = Encoding::Affine { bits: 4, group: 64, kind: PlainType::F32 };
+    let [fp16, fp32] = [PlainType::F16, PlainType::F32].map(Encoding::Plain);
+    let fused =
+        [(four, 5), (fp32, 70), (six, 17), (wide, 3), (Encoding::Fp8, 2), (fp16, 66), (bf16, 1), (fp32, 2)];
+    let mut fused = LinearCase::new(backend, &fused, 256, Precision::Product, &mut seed)?;
+    fused.rounded = true;
+    check_rows(backend, session, &fused, ROWS)?;
     Ok(())
 }
 

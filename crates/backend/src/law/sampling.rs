@@ -32,8 +32,10 @@ impl TopCase {
 
     /// Logits that tie, and everything that has a place of its own in the order.
     fn odd_logits(&self, seed: &mut Seed) -> Vec<f32> {
-        let mut logits: Vec<f32> = (0..self.vocabulary).map(|_| (seed.below(9) as f32 - 4.0) * 0.25).collect();
-        let special = [-0.0, 0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN, f32::MAX, 1e-40, -1e-40];
+        let mut logits: Vec<f32> =
+            (0..self.vocabulary).map(|_| (seed.below(9) as f32 - 4.0) * 0.25).collect();
+        let special =
+            [-0.0, 0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN, f32::MAX, 1e-40, -1e-40];
         for value in special {
             for _ in 0..seed.below(3) {
                 logits[seed.below(self.vocabulary)] = value;

@@ -27,7 +27,11 @@ pub(crate) fn top_logits(cpu: &mut Cpu, op: &TopLogits<CpuBuffer>) -> Result<()>
         for row in rows {
             // SAFETY: the row exists and nobody writes logits; tasks write different rows of ids and values.
             let (from, values, ids) = unsafe {
-                (logits.row(row), values.row_mut(row), std::slice::from_raw_parts_mut(ids.at(row * count), count))
+                (
+                    logits.row(row),
+                    values.row_mut(row),
+                    std::slice::from_raw_parts_mut(ids.at(row * count), count),
+                )
             };
             best.clear();
             for (id, &logit) in from.iter().enumerate() {

@@ -60,11 +60,11 @@ DEVICE float weight_at(const RowPart &part, u32 member, u32 output, u32 input, u
     return __fmaf_rn(number_at(scales, part.numbers, pair), (float)code, number_at(biases, part.numbers, pair));
 }
 
-// The part of an output.
-DEVICE const RowPart &part_of(const RowPart *parts, u32 count, u32 output)
+// The part of an output; nothing where the output belongs to a part that is kept in another way.
+DEVICE const RowPart *part_of(const RowPart *parts, u32 count, u32 output)
 {
-    u32 p = 0;
-    while (p + 1u < count && output >= parts[p + 1u].first_output)
-        p++;
-    return parts[p];
+    for (u32 p = 0; p < count; p++)
+        if (output - parts[p].first_output < parts[p].outputs)
+            return parts + p;
+    return nullptr;
 }

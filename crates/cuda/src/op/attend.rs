@@ -23,8 +23,10 @@ const HEADS: usize = 16;
 const SEGMENT: usize = 256;
 /// Widest latent: eight warps with 64 values each.
 const MAX_RANK: usize = 512;
-/// Shared memory of a block with one and with two blocks of latents: the kernel's `Room`.
-const ROOM: [usize; 2] = [108_224, 173_760];
+/// Shared memory of a block of latents, and of a group of heads: the kernel's `Room`.
+const LATENTS_ROOM: usize = 64 * 512 * 2;
+const GROUP_ROOM: usize = 8 * 16 * 72 * 4 + 2 * 16 * 72 * 2 + 16 * 4 + 16 * 8;
+const PLACES_ROOM: usize = 2 * 64 * 8;
 
 pub(crate) fn attend(queue: &mut Queue, op: &Attend<CudaBuffer>) -> Result<()> {
     const NAME: &str = "attend";
@@ -58,24 +60,28 @@ pub(crate) fn attend(queue: &mut Queue, op: &Attend<CudaBuffer>) -> Result<()> {
         return queue.launch(&ATTEND_ANY, grid, of(Args::new().rows(&out)));
     }
     let limits = queue.limits();
-    let double = limits.shared_bytes as usize >= ROOM[1];
-    let room = ROOM[usize::from(double)];
-    require(NAME, limits.shared_bytes as usize >= room, || {
-        format!("a device with {} bytes of shared memory in a block, {room} are needed", limits.shared_bytes)
+    let room = |groups: usize, buffers: usize| buffers * LATENTS_ROOM + groups * GROUP_ROOM + PLACES_ROOM;
+    let shared_bytes = limits.shared_bytes as usize;
+    let buffers = if shared_bytes >= room(2, 2) { 2 } else { 1 };
+    require(NAME, shared_bytes >= room(1, 1), || {
+        format!("{shared_bytes} bytes of shared memory in a block, {} are needed", room(1, 1))
     })?;
-    let groups = heads.div_ceil(HEADS) as u32;
-    let grid = |blocks| Grid { blocks, threads: 256, shared: room as u32 };
+    let grid =
+        |blocks, groups| Grid { blocks, threads: 256 * groups as u32, shared: room(groups, buffers) as u32 };
     let segments = ((op.pools_kept + 1) * op.kpool - 1).div_ceil(SEGMENT);
     // Enough rows for every multiprocessor: no other kernel has to fold.
-    if segments == 1 || rows * groups as usize >= 2 * limits.multiprocessors as usize {
-        let kernel = if double { &ATTEND_ROWS_2 } else { &ATTEND_ROWS_1 };
-        return queue.launch(kernel, grid([groups, rows as u32, 1]), of(Args::new().rows(&out)));
+    let blocks = heads.div_ceil(buffers * HEADS);
+    if segments == 1 || rows * blocks >= 2 * limits.multiprocessors as usize {
+        let kernel = if buffers == 2 { &ATTEND_ROWS_2 } else { &ATTEND_ROWS_1 };
+        // With two buffers, two groups of heads share them.
+        let grid = grid([blocks as u32, rows as u32, 1], buffers);
+        return queue.launch(kernel, grid, of(Args::new().rows(&out)));
     }
     let sums = queue.scratch("attend", rows * heads * segments * rank * 4)?;
     let states = queue.scratch("attend states", rows * heads * segments * 8)?;
-    let kernel = if double { &ATTEND_SEGMENTS_2 } else { &ATTEND_SEGMENTS_1 };
-    let blocks = [segments as u32, groups, rows as u32];
-    queue.launch(kernel, grid(blocks), of(Args::new().address(sums).address(states)))?;
+    let kernel = if buffers == 2 { &ATTEND_SEGMENTS_2 } else { &ATTEND_SEGMENTS_1 };
+    let blocks = [segments as u32, heads.div_ceil(HEADS) as u32, rows as u32];
+    queue.launch(kernel, grid(blocks, 1), of(Args::new().address(sums).address(states)))?;
     let fold = Args::new()
         .rows(&out)
         .address(sums)

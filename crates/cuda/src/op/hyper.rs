@@ -1,4 +1,5 @@
-//! Hyper-connections: slices of the products with the streams in many blocks, then a block for each row.
+//! Hyper-connections: slices of the products with the streams in many blocks. A row's last block does the rest, or a launch
+//! of its own when there are many rows.
 
 use flint_backend::ops::{HcPost, HcPre};
 use flint_backend::{Element, Error, Result};
@@ -11,6 +12,7 @@ use crate::kernels::Kernel;
 use crate::queue::{Args, Grid, Queue};
 use crate::{CudaBuffer, CudaMatrix};
 
+static HC_PRE: Kernel = Kernel::new("hc_pre", "hyper.cu");
 static HC_PRODUCTS: Kernel = Kernel::new("hc_products", "hyper.cu");
 static HC_FINISH: Kernel = Kernel::new("hc_finish", "hyper.cu");
 static HC_POST: Kernel = Kernel::new("hc_post", "hyper.cu");
@@ -20,6 +22,11 @@ const MAX_STREAMS: usize = 8;
 /// Columns of a slice, and chains of one: as in the kernel.
 const SLICE: usize = 512;
 const CHAINS: usize = 8;
+/// Rows from which products have a launch of their own, and rows of its blocks: they share the function's numbers.
+const MANY_ROWS: usize = 64;
+const SHARED_ROWS: usize = 16;
+/// Threads of a block that finishes a row: its registers allow no more.
+const FINISH_THREADS: usize = 512;
 
 pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> Result<()> {
     const NAME: &str = "hc_pre";
@@ -45,22 +52,35 @@ pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> R
     };
     let slices = width.div_ceil(SLICE);
     let sums = queue.scratch(NAME, rows * slices * (outputs + 1) * 4)?;
+    let threads = ((outputs + 1) * CHAINS).next_multiple_of(32);
+    if rows < MANY_ROWS && threads <= FINISH_THREADS {
+        let args = Args::new()
+            .rows(&collapsed)
+            .rows(&mix)
+            .rows(&streams)
+            .address(function.address)
+            .u32(numbers)
+            .address(sums)
+            .address(queue.counters("hc_pre rows", MANY_ROWS)?)
+            .u32(collapsed.width)
+            .u32(n)
+            .u32(rows);
+        // The last block of a row collapses it: that wants more threads than the products.
+        let blocks = [slices as u32, rows as u32, 1];
+        let grid = Grid { blocks, threads: FINISH_THREADS as u32, shared: 0 };
+        return queue.launch(&HC_PRE, grid, coefficients(args, op));
+    }
     let args = Args::new()
         .address(sums)
         .rows(&streams)
         .address(function.address)
         .u32(numbers)
         .u32(width)
-        .u32(outputs);
-    // Rows of a block share the function's numbers; few rows want many blocks.
-    let each = if rows < 64 { 1 } else { 16 };
-    let args = args.u32(rows).u32(each);
-    let threads = ((outputs + 1) * CHAINS).next_multiple_of(32) as u32;
-    queue.launch(
-        &HC_PRODUCTS,
-        Grid { blocks: [slices as u32, rows.div_ceil(each) as u32, 1], threads, shared: 0 },
-        args,
-    )?;
+        .u32(outputs)
+        .u32(rows)
+        .u32(SHARED_ROWS);
+    let blocks = [slices as u32, rows.div_ceil(SHARED_ROWS) as u32, 1];
+    queue.launch(&HC_PRODUCTS, Grid { blocks, threads: threads as u32, shared: 0 }, args)?;
     let args = Args::new()
         .rows(&collapsed)
         .rows(&mix)
@@ -68,13 +88,14 @@ pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> R
         .address(sums)
         .u32(slices)
         .u32(collapsed.width)
-        .u32(n)
-        .pointer(&op.base, 0)
-        .pointer(&op.scale, 0)
-        .f32(op.norm_epsilon)
-        .f32(op.hc_epsilon)
-        .u32(op.rounds);
-    queue.launch(&HC_FINISH, Grid { blocks: [rows as u32, 1, 1], threads: 512, shared: 0 }, args)
+        .u32(n);
+    let grid = Grid { blocks: [rows as u32, 1, 1], threads: FINISH_THREADS as u32, shared: 0 };
+    queue.launch(&HC_FINISH, grid, coefficients(args, op))
+}
+
+/// The arguments that a row's coefficients need.
+fn coefficients(args: Args, op: &HcPre<CudaBuffer, CudaMatrix>) -> Args {
+    args.pointer(&op.base, 0).pointer(&op.scale, 0).f32(op.norm_epsilon).f32(op.hc_epsilon).u32(op.rounds)
 }
 
 pub(crate) fn hc_post(queue: &mut Queue, op: &HcPost<CudaBuffer>) -> Result<()> {

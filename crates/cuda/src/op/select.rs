@@ -27,10 +27,11 @@ pub(crate) fn select_pools(queue: &mut Queue, op: &SelectPools<CudaBuffer>) -> R
     require(NAME, heads > 0 && q.width == heads * dim && q.rows == weights.rows, || {
         format!("q {} × {}, weights {} × {heads}, head {dim}", q.rows, q.width, weights.rows)
     })?;
-    require(NAME, (1..=MAX_KEY).contains(&dim), || format!("heads of {dim}, at most {MAX_KEY} are possible"))?;
+    require(NAME, (1..=MAX_KEY).contains(&dim), || {
+        format!("heads of {dim}, at most {MAX_KEY} are possible")
+    })?;
     op.picks.expect(NAME, Element::U32, q.rows * op.pools_kept)?;
-    let shape =
-        PageShape { kpool: op.kpool, page_rows: op.page_rows, latent_width: 0, key_width: dim };
+    let shape = PageShape { kpool: op.kpool, page_rows: op.page_rows, latent_width: 0, key_width: dim };
     let tables = DsaTables::new(queue, NAME, &op.spans, q.rows, shape)?;
     let room = tables.position_room / op.kpool;
     let at_once = (SCORES / room).clamp(1, q.rows.max(1));

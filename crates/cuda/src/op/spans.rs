@@ -94,8 +94,6 @@ pub(super) struct DsaTables {
     pub(super) latents: Table,
     /// Addresses of the pages' pooled keys; empty when the operation does not touch them.
     pub(super) pooled: Table,
-    /// Entries of a list of pages that have room in its table: a power of two that hangs on all spans' lengths.
-    pub(super) page_room: usize,
     /// Most positions of a span, rounded up so that it seldom moves.
     pub(super) position_room: usize,
 }
@@ -134,13 +132,13 @@ impl DsaTables {
             first_page += pages.len() as u32;
             longest = longest.max(pages.len());
         }
+        // Lists of pages grow: their tables keep their place until a power of two is full.
         let page_room = (first_page as usize).next_power_of_two();
         Ok(Self {
             parts: queue.table(&parts, parts.len() * size_of::<DsaPart>())?,
             row_parts: queue.table(&row_parts, rows * 4)?,
             latents: queue.table(&latents, if shape.latent_width > 0 { page_room * 8 } else { 0 })?,
             pooled: queue.table(&pooled, if shape.key_width > 0 { page_room * 8 } else { 0 })?,
-            page_room,
             position_room: longest.next_power_of_two() * shape.page_rows,
         })
     }

@@ -12,6 +12,7 @@ mod groups;
 mod rows;
 mod stream;
 pub(crate) mod table;
+mod tile;
 
 use flint_backend::ops::{ExpertLinear, HeadLinear, Linear};
 use flint_backend::{Element, Error, Result};
@@ -80,8 +81,12 @@ fn multiply(queue: &mut Queue, stack: &crate::matrix::Stack, groups: &Groups) ->
     if groups.rows == 0 {
         return Ok(());
     }
-    for units in &stack.units {
-        stream::multiply(queue, stack, units, groups)?;
+    if tile::takes(groups) {
+        tile::multiply(queue, stack, groups)?;
+    } else {
+        for units in &stack.units {
+            stream::multiply(queue, stack, units, groups)?;
+        }
     }
     if let Some(parts) = &stack.rows {
         rows::multiply(queue, stack, parts, groups)?;

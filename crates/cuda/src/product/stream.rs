@@ -123,3 +123,54 @@ pub(crate) fn multiply(queue: &mut Queue, stack: &Stack, units: &Units, groups: 
     };
     queue.launch(kernel, grid, groups.args(args, plan.columns, sorted))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::product::table::Encoding;
+
+    const H200: Limits = Limits { multiprocessors: 132, shared_bytes: 227 << 10 };
+
+    fn plan(outputs: usize, inputs: usize, encoding: Encoding, rows: usize, groups: usize) -> Plan {
+        let needs = Needs {
+            units: inputs.div_ceil(UNIT),
+            tiles: vec![outputs.div_ceil(16)],
+            chunk: encoding.chunk_bytes(),
+            summed_64: encoding.summed() == 64,
+            summed_32: encoding.summed() == 32,
+        };
+        needs.plan(H200, rows, |_| groups).unwrap()
+    }
+
+    #[test]
+    fn every_matrix_of_the_release_has_a_plan_that_fills_the_device() {
+        let four = Encoding::Affine { bits: 4, group: 64, wide: false };
+        let eight = Encoding::Affine { bits: 8, group: 32, wide: true };
+        for encoding in [Encoding::Bf16, Encoding::Fp8, four, eight] {
+            for (outputs, inputs, groups) in
+                [(4096, 4096, 8), (4096, 2048, 8), (4096, 8192, 1), (24704, 4096, 1), (154_880, 4096, 1)]
+            {
+                for rows in [1, 8] {
+                    let plan = plan(outputs, inputs, encoding, rows, groups);
+                    assert!(plan.shared + STATIC_SHARED <= H200.shared_bytes as usize, "{plan:?}");
+                    assert_eq!(plan.warps % plan.team, 0, "{plan:?}");
+                    let tiles = outputs / 16 * groups;
+                    let turns = (plan.panels * groups).div_ceil(plan.blocks) * 132 * plan.warps / plan.team;
+                    assert!(turns * 7 <= tiles * 10, "{outputs} × {inputs}, {rows} rows: {plan:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn wide_inputs_take_fewer_rows_at_once() {
+        let plan = plan(4096, 12288, Encoding::Bf16, 8, 1);
+        assert_eq!(plan.columns, 4);
+    }
+
+    #[test]
+    fn one_row_asks_for_no_more_inputs_than_its_own() {
+        let four = Encoding::Affine { bits: 4, group: 64, wide: false };
+        assert_eq!(plan(4096, 4096, four, 1, 1).columns, 1);
+    }
+}

@@ -27,6 +27,8 @@ use tables::Tables;
 
 /// Bytes of a write that is collected in a step; larger ones end the launches collected so far.
 const COLLECTED_WRITE: usize = 64 << 10;
+/// Most blocks of a grid in y and z; x has room for any.
+const MOST_BLOCKS_YZ: u32 = 65_535;
 /// Kernels that an error names.
 const NAMED: usize = 6;
 
@@ -42,8 +44,6 @@ pub(crate) struct Table {
 /// Sizes of the device that launches may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Compute capability, major times ten plus minor: 90.
-    pub(crate) capability: u32,
     /// Multiprocessors.
     pub(crate) multiprocessors: u32,
     /// Most shared memory of a block in bytes.
@@ -129,14 +129,20 @@ impl Queue {
 
     /// Sizes of the device. They may choose grids, never the order of a sum.
     pub(crate) fn limits(&self) -> Limits {
-        let &DeviceInfo { capability, multiprocessors, shared_bytes, .. } = self.device.info();
-        Limits { capability, multiprocessors, shared_bytes }
+        let &DeviceInfo { multiprocessors, shared_bytes, .. } = self.device.info();
+        Limits { multiprocessors, shared_bytes }
     }
 
     /// Queues one kernel. A grid without blocks queues nothing.
     pub(crate) fn launch(&mut self, kernel: &'static Kernel, grid: Grid, args: Args) -> Result<()> {
         if grid.blocks.contains(&0) {
             return Ok(());
+        }
+        if grid.blocks[1..].iter().any(|&blocks| blocks > MOST_BLOCKS_YZ) {
+            return Err(Error::Shape {
+                op: kernel.name,
+                what: format!("a grid of {:?} blocks", grid.blocks),
+            });
         }
         let number = self.kernels.number(kernel)?;
         self.kernels.function(number).grant_shared(grid.shared)?;
@@ -170,6 +176,21 @@ impl Queue {
         }
         self.device.bind()?;
         let memory = Memory::passing(&self.stream, bytes.next_power_of_two().max(256), name)?;
+        let address = memory.at(0);
+        self.scratch.insert(name, memory);
+        Ok(address)
+    }
+
+    /// `count` numbers (U32) that are zero when they are made, kept by their name. A kernel leaves them zero, so that the
+    /// next one finds them so.
+    pub(crate) fn counters(&mut self, name: &'static str, count: usize) -> Result<u64> {
+        let bytes = count * size_of::<u32>();
+        if let Some(memory) = self.scratch.get(name).filter(|memory| memory.bytes() >= bytes) {
+            return Ok(memory.at(0));
+        }
+        self.device.bind()?;
+        let memory = Memory::passing(&self.stream, bytes.next_power_of_two().max(256), name)?;
+        self.stream.clear(&memory)?;
         let address = memory.at(0);
         self.scratch.insert(name, memory);
         Ok(address)

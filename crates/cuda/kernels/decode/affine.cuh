@@ -26,7 +26,7 @@ template <int BITS, int INDEX> DEVICE u32 field(u32 word)
     constexpr int WINDOW = 7 / BITS;
     constexpr int SHIFT = INDEX / WINDOW * WINDOW * BITS;
     constexpr int AT = INDEX * BITS - SHIFT;
-    return unbias<AT>(((word >> SHIFT) & both(((1u << BITS) - 1) << AT)) | BF16_128);
+    return unbias<AT>(and_or(word >> SHIFT, both(((1u << BITS) - 1) << AT), BF16_128));
 }
 
 template <int BITS> struct Affine;
@@ -54,7 +54,7 @@ template <> struct Affine<3> {
             u32 *to = pairs + 5 * i;
             to[0] = field<3, 0>(w[i]), to[1] = field<3, 1>(w[i]), to[2] = field<3, 2>(w[i]), to[3] = field<3, 3>(w[i]);
             to[4] = field<3, 4>(w[i]);
-            rest |= (w[i] >> (15 - i)) & both(1u << i);
+            rest = and_or(w[i] >> (15 - i), both(1u << i), rest);
         }
         pairs[15] = unbias<0>(rest);
     }
@@ -81,7 +81,7 @@ template <> struct Affine<5> {
         for (int i = 0; i < 5; i++) {
             u32 *to = pairs + 3 * i;
             to[0] = field<5, 0>(w[i]), to[1] = field<5, 1>(w[i]), to[2] = field<5, 2>(w[i]);
-            rest |= (w[i] >> (15 - i)) & both(1u << i);
+            rest = and_or(w[i] >> (15 - i), both(1u << i), rest);
         }
         pairs[15] = unbias<0>(rest);
     }
@@ -98,8 +98,8 @@ template <> struct Affine<6> {
 #pragma unroll
             for (int i = 0; i < 3; i++)
                 to[2 * i] = field<6, 0>(from[i]), to[2 * i + 1] = field<6, 1>(from[i]);
-            to[6] = unbias<0>(((from[0] >> 12) & both(0x0f)) | ((from[2] >> 8) & both(0x30)) | BF16_128);
-            to[7] = unbias<0>(((from[1] >> 12) & both(0x0f)) | ((from[2] >> 10) & both(0x30)) | BF16_128);
+            to[6] = unbias<0>(and_or(from[0] >> 12, both(0x0f), and_or(from[2] >> 8, both(0x30), BF16_128)));
+            to[7] = unbias<0>(and_or(from[1] >> 12, both(0x0f), and_or(from[2] >> 10, both(0x30), BF16_128)));
         }
     }
 };
@@ -109,8 +109,8 @@ template <> struct Affine<8> {
     // The low seven bits make 128 + low; the high bit makes 128 or 256, less 256 what is missing.
     DEVICE u32 byte(u32 word)
     {
-        u32 low = (word & both(0x7f)) | BF16_128;
-        u32 high = fma_pair((word & both(0x80)) | BF16_128, both(0x3f80), both(0xc380));
+        u32 low = and_or(word, both(0x7f), BF16_128);
+        u32 high = fma_pair(and_or(word, both(0x80), BF16_128), both(0x3f80), both(0xc380));
         return fma_pair(low, both(0x3f80), high);
     }
     DEVICE void decode(const u32 (&w)[8], u32 (&pairs)[16])

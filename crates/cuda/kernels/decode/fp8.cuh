@@ -7,7 +7,7 @@ struct Fp8 {
     // Exponent and mantissa of a code, four places up, are those of a bf16 that is 2^120 too small; subnormals too.
     DEVICE u32 scaled(u32 magnitude, u32 sign)
     {
-        return fma_pair((magnitude & 0x07f007f0u) | (sign & 0x80008000u), 0x7b807b80u, 0x80008000u);
+        return fma_pair(and_or(sign, 0x80008000u, magnitude & 0x07f007f0u), 0x7b807b80u, 0x80008000u);
     }
     DEVICE void decode(const u32 (&w)[8], u32 (&pairs)[16])
     {

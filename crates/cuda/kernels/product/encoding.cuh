@@ -106,6 +106,13 @@ DEVICE void multiply_half(float (&sums)[4], const u32 *pairs, uint4 x)
     mma_bf16(sums, pairs[4], pairs[5], pairs[6], pairs[7], x.z, x.w);
 }
 
+// The same, from zeros.
+DEVICE void start_half(float (&sums)[4], const u32 *pairs, uint4 x)
+{
+    mma_bf16_start(sums, pairs[0], pairs[1], pairs[2], pairs[3], x.x, x.y);
+    mma_bf16(sums, pairs[4], pairs[5], pairs[6], pairs[7], x.z, x.w);
+}
+
 // The sums of a group's inputs by the same instruction: ones for weights.
 DEVICE void sum_half(float (&sums)[4], uint4 x)
 {

@@ -22,11 +22,14 @@ template <class E> struct Chunk {
 // What a block knows of its work; addresses are of shared memory.
 struct Stream {
     u32 inputs, units, slices;
-    // Warps of a team, teams of the block.
-    u32 team_warps, teams;
+    // Warps of a team, teams of the block; this warp's place in its team, and its team.
+    u32 team_warps, teams, place, team;
     // Rows of the group at hand.
     u32 count;
     u8 *x;
+    // Where this lane's inputs of a unit begin, and bytes from half to half; zeros for a column without a row.
+    const u8 *lane_x;
+    u32 lane_step;
     float *sums_64;
     float *sums_32;
     float4 *slice_sums;
@@ -57,7 +60,7 @@ DEVICE void advance(Walk &walk, const Stream &s, u32 chunk)
         return;
     walk.slice += s.team_warps;
     if (walk.slice >= s.slices) {
-        walk.slice = warp_index() % s.team_warps;
+        walk.slice = s.place;
         walk.tile += s.teams;
     }
     enter_slice(walk, s);
@@ -93,11 +96,10 @@ template <class E> DEVICE void request(const Stream &s, const Part &part, const 
     }
 }
 
-// A column's inputs of a half unit; nothing for columns without a row.
+// A column's inputs of a half unit.
 DEVICE uint4 read_inputs(const Stream &s, u32 half)
 {
-    uint4 none = {0u, 0u, 0u, 0u};
-    return lane_index() < 4u * s.count ? *(const uint4 *)(s.x + half * 64u * s.count + lane_index() * 16u) : none;
+    return *(const uint4 *)(s.lane_x + half * s.lane_step);
 }
 
 template <class E> DEVICE void multiply_unit(const Stream &s, const u8 *stage, u32 i, u32 unit, u32 share, float (&acc)[4])
@@ -106,7 +108,7 @@ template <class E> DEVICE void multiply_unit(const Stream &s, const u8 *stage, u
     read_words<E::WORDS>(stage + i * E::UNIT, lane_index(), words);
     E::Decoder::decode(words, pairs);
     u32 g = lane_index() >> 2, t = lane_index() & 3u;
-    float partial[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float partial[4];
 #pragma unroll
     for (u32 half = 0; half < 2u; half++) {
         uint4 x = read_inputs(s, 2u * unit + half);
@@ -114,13 +116,15 @@ template <class E> DEVICE void multiply_unit(const Stream &s, const u8 *stage, u
             multiply_half(acc, pairs + 8u * half, x);
             continue;
         }
-        multiply_half(partial, pairs + 8u * half, x);
+        if (E::FOLDS == 2u || half == 0u)
+            start_half(partial, pairs + 8u * half, x);
+        else
+            multiply_half(partial, pairs + 8u * half, x);
         if (E::FOLDS == 2u || half == 1u) {
             const u8 *entry = stage + Chunk<E>::SCALES + ((i * E::FOLDS + (E::FOLDS == 2u ? half : 0u)) >> share) * E::ENTRY;
             const float *sums = E::FOLDS == 2u ? s.sums_32 + (2u * unit + half) * 8u : s.sums_64 + unit * 8u;
             float2 two = E::BIASED ? *(const float2 *)(sums + 2u * t) : make_float2(0.0f, 0.0f);
             fold_into<E>(acc, partial, read_fold<E>(entry, g), two);
-            partial[0] = partial[1] = partial[2] = partial[3] = 0.0f;
         }
     }
 }
@@ -159,11 +163,11 @@ DEVICE void add_slice(float (&total)[4], const float (&sums)[4], bool first)
 }
 
 // A team's warps met: the first adds the slices' sums and writes.
-DEVICE void finish_tile(Stream &s, const Part &part, u32 tile, u32 team, float4 *sums)
+DEVICE void finish_tile(Stream &s, const Part &part, u32 tile, float4 *sums)
 {
-    team_barrier(team + 1u, s.team_warps * 32u);
+    team_barrier(s.team + 1u, s.team_warps * 32u);
     s.turn ^= 1u;
-    if (warp_index() % s.team_warps != 0u)
+    if (s.place != 0u)
         return;
     float total[4];
     for (u32 slice = 0; slice < s.slices; slice++) {
@@ -177,9 +181,9 @@ DEVICE void finish_tile(Stream &s, const Part &part, u32 tile, u32 team, float4 
 // Tiles of panels `first..last` of one part; a panel is a tile for each team.
 template <class E> DEVICE void stream_part(Stream &s, const Part &part, u32 first, u32 last)
 {
-    u32 team = warp_index() / s.team_warps, tiles = min(last * s.teams, part.tiles);
+    u32 tiles = min(last * s.teams, part.tiles);
     Walk now;
-    now.tile = first * s.teams + team, now.slice = warp_index() % s.team_warps;
+    now.tile = first * s.teams + s.team, now.slice = s.place;
     enter_slice(now, s);
     Walk ahead = now;
     __syncwarp();
@@ -210,10 +214,10 @@ template <class E> DEVICE void stream_part(Stream &s, const Part &part, u32 firs
             if (now.tile != before.tile)
                 write_tile(s, part, before.tile, total);
         } else {
-            float4 *sums = s.slice_sums + (s.turn * s.teams + team) * s.slices * 32u;
+            float4 *sums = s.slice_sums + (s.turn * s.teams + s.team) * s.slices * 32u;
             sums[before.slice * 32u + lane_index()] = make_float4(acc[0], acc[1], acc[2], acc[3]);
             if (now.tile != before.tile)
-                finish_tile(s, part, before.tile, team, sums);
+                finish_tile(s, part, before.tile, sums);
         }
         acc[0] = acc[1] = acc[2] = acc[3] = 0.0f;
     }
@@ -280,8 +284,11 @@ DEVICE void sum_inputs(const Stream &s, bool of_64, bool of_32)
         Stream s;                                                                                                      \
         s.inputs = inputs, s.units = ceil_div(inputs, 64u), s.slices = ceil_div(s.units, SLICE);                       \
         s.team_warps = team_warps, s.teams = blockDim.x / 32u / team_warps;                                            \
-        s.x = shared;                                                                                                  \
-        s.sums_64 = (float *)(shared + s.units * 128u * groups.columns);                                               \
+        s.team = warp_index() / team_warps, s.place = warp_index() % team_warps;                                       \
+        s.x = shared + 16;                                                                                             \
+        if (threadIdx.x < 4u)                                                                                          \
+            ((u32 *)shared)[threadIdx.x] = 0u;                                                                         \
+        s.sums_64 = (float *)(s.x + s.units * 128u * groups.columns);                                               \
         s.sums_32 = s.sums_64 + ((group_sizes & 64u) ? s.units * 8u : 0u);                                             \
         s.slice_sums = (float4 *)(s.sums_32 + ((group_sizes & 32u) ? s.units * 16u : 0u));                             \
         s.stages = (u8 *)(s.slice_sums + (team_warps > 1u ? 2u * s.teams * s.slices * 32u : 0u));                      \
@@ -297,6 +304,9 @@ DEVICE void sum_inputs(const Stream &s, bool of_64, bool of_32)
             describe_group(groups, grouping, group, columns);                                                          \
             __syncthreads();                                                                                           \
             s.count = columns.count;                                                                                   \
+            bool has_row = lane_index() < 4u * s.count;                                                                \
+            s.lane_x = shared + (has_row ? 16u + lane_index() * 16u : 0u);                                             \
+            s.lane_step = has_row ? 64u * s.count : 0u;                                                                \
             round_inputs(s, x);                                                                                        \
             __syncthreads();                                                                                           \
             if (group_sizes != 0u)                                                                                     \

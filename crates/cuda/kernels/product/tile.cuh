@@ -139,16 +139,17 @@ template <class E> DEVICE void multiply_stage(const u8 *stage, float (&acc)[2][8
                 multiply_half(acc[i][n], pairs[i] + 8, x[1]);
                 continue;
             }
-            float partial[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            float partial[4];
             float2 two = make_float2(0.0f, 0.0f);
-            multiply_half(partial, pairs[i], x[0]);
+            start_half(partial, pairs[i], x[0]);
             if (E::FOLDS == 2u) {
                 if (E::BIASED)
                     two = *(const float2 *)(sums + n * 8u);
                 fold_into<E>(acc[i][n], partial, folds[i][0], two);
-                partial[0] = partial[1] = partial[2] = partial[3] = 0.0f;
+                start_half(partial, pairs[i] + 8, x[1]);
+            } else {
+                multiply_half(partial, pairs[i] + 8, x[1]);
             }
-            multiply_half(partial, pairs[i] + 8, x[1]);
             if (E::BIASED)
                 two = *(const float2 *)(sums + (E::FOLDS == 2u ? TILE_ROWS : 0u) + n * 8u);
             fold_into<E>(acc[i][n], partial, folds[i][1], two);

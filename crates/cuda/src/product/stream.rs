@@ -58,7 +58,7 @@ impl Needs {
         let sums = if self.summed_64 { self.units * 32 } else { 0 }
             + if self.summed_32 { self.units * 64 } else { 0 };
         let slices = if team > 1 { 2 * (warps / team) * self.units.div_ceil(SLICE) * 512 } else { 0 };
-        self.units * 128 * columns + sums + slices + warps * STAGES * self.chunk
+        16 + self.units * 128 * columns + sums + slices + warps * STAGES * self.chunk
     }
 
     /// The plan for `groups(columns)` groups of up to `columns` rows.

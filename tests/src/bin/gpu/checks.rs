@@ -42,6 +42,7 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
         add(format!("inside/{tiny:?}"), Box::new(move || inside(tiny, device)));
         add(format!("graphs/{tiny:?}"), Box::new(move || graphs(tiny, device)));
         add(format!("chunked/{tiny:?}"), contract(tiny, device, contracts::chunked));
+        add(format!("best/{tiny:?}"), contract(tiny, device, contracts::best_alone));
         for seed in 0..2 {
             let run = move |model: &mut dyn LanguageModel, label: &str| {
                 contracts::drafted(model, label, 300, seed);

@@ -3,6 +3,7 @@
 //! Each panics where the contract is broken; `label` names the model in the message.
 
 mod panel;
+mod soak;
 
 use flint_model::{Batch, Best, LanguageModel, SequenceId, Span, Want};
 
@@ -10,6 +11,7 @@ use crate::feeding::{Bits, Dice, append, append_cut, assert_same, best, bits, fe
 use crate::goldens::{Goldens, assert_close, floats};
 
 pub use panel::{REFERENCE, panel_score};
+pub use soak::soak;
 
 /// Longer than the selection's switch-over and than one page of every tiny model.
 const LENGTH: usize = 330;

@@ -1,14 +1,16 @@
 //! Threads for many short kernels.
 //!
 //! A forward has several hundred parallel regions of 10 to 100 µs, so entering one must cost about as much as a cache
-//! miss. Tasks are claimed through one counter: the caller works too and can finish alone, and only waits for workers
-//! that are inside a task. Idle workers spin, then yield, then park. Measured on two Zen 4 cores, a region of two
+//! miss. Each thread claims tasks of its own stretch first, one after the other, so that what a task asks the memory for
+//! ahead is the next one's of the same thread; then it helps the others with theirs. The caller works too and can finish
+//! alone, and only waits for workers that are inside a task. Idle workers spin, then yield, then park. Measured on two Zen 4 cores, a region of two
 //! tasks of 20 µs each: 20.6 µs.
 //!
 //! One region runs at a time; a task that starts another runs it alone on its own thread.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,8 +42,8 @@ type Task = *const (dyn Fn(usize) + Sync);
 struct Shared {
     /// `2 · region + 1` while a region is open, `2 · region` after it; [`STOP`] at the end.
     state: Alone<AtomicU64>,
-    /// The next task that nobody has claimed.
-    next: Alone<AtomicUsize>,
+    /// For each thread, the next task of its stretch that nobody has claimed; the caller's is the first.
+    next: Box<[Alone<AtomicUsize>]>,
     /// Workers that may be inside the region.
     inside: Alone<AtomicUsize>,
     /// Workers that are parked or about to park.
@@ -68,7 +70,7 @@ impl Pool {
     pub fn new(threads: usize) -> Self {
         let shared = Arc::new(Shared {
             state: Alone(AtomicU64::new(0)),
-            next: Alone(AtomicUsize::new(0)),
+            next: (0..threads.max(1)).map(|_| Alone(AtomicUsize::new(0))).collect(),
             inside: Alone(AtomicUsize::new(0)),
             parked: Alone(AtomicUsize::new(0)),
             region: UnsafeCell::new(None),
@@ -76,7 +78,7 @@ impl Pool {
         });
         let workers = (1..threads).filter_map(|index| {
             let shared = Arc::clone(&shared);
-            thread::Builder::new().name(format!("flint-cpu-{index}")).spawn(move || shared.work()).ok()
+            thread::Builder::new().name(format!("flint-cpu-{index}")).spawn(move || shared.work(index)).ok()
         });
         Self { workers: workers.collect(), shared, busy: AtomicBool::new(false) }
     }
@@ -95,7 +97,7 @@ impl Pool {
             return;
         }
         self.open(count, task);
-        let mine = catch_unwind(AssertUnwindSafe(|| self.shared.claim(count, task)));
+        let mine = catch_unwind(AssertUnwindSafe(|| self.shared.claim(0, count, task)));
         let theirs = self.close(mine.is_err());
         self.busy.store(false, Ordering::Release);
         if let Some(panic) = mine.err().or(theirs) {
@@ -109,7 +111,9 @@ impl Pool {
         let task: Task = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Task>(task) };
         // SAFETY: no region is open, and the last one waited until nobody was inside.
         unsafe { *shared.region.get() = Some((task, count)) };
-        shared.next.0.store(0, Ordering::Relaxed);
+        for (thread, next) in shared.next.iter().enumerate() {
+            next.0.store(shared.stretch(thread, count).start, Ordering::Relaxed);
+        }
         // Sequentially consistent with `parked` and `inside`: a worker either sees the region or is seen.
         shared.state.0.fetch_add(1, Ordering::SeqCst);
         if shared.parked.0.load(Ordering::SeqCst) > 0 {
@@ -121,7 +125,7 @@ impl Pool {
     fn close(&self, early: bool) -> Option<Box<dyn Any + Send>> {
         let shared = &*self.shared;
         if early {
-            shared.next.0.store(NONE_LEFT, Ordering::Relaxed);
+            shared.leave_the_rest();
         }
         shared.state.0.fetch_add(1, Ordering::SeqCst);
         let mut wait = Wait::default();
@@ -144,19 +148,36 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// Claims and runs tasks until none is left.
-    fn claim(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
-        loop {
-            let index = self.next.0.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                return;
+    /// Tasks that a thread claims first.
+    fn stretch(&self, thread: usize, count: usize) -> Range<usize> {
+        let threads = self.next.len();
+        thread * count / threads..(thread + 1) * count / threads
+    }
+
+    /// Claims and runs tasks until none is left: those of `thread`'s stretch, then the others'.
+    fn claim(&self, thread: usize, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        let threads = self.next.len();
+        for owner in (thread..threads).chain(0..thread) {
+            let end = self.stretch(owner, count).end;
+            loop {
+                let index = self.next[owner].0.fetch_add(1, Ordering::Relaxed);
+                if index >= end {
+                    break;
+                }
+                task(index);
             }
-            task(index);
+        }
+    }
+
+    /// Nobody claims another task of this region.
+    fn leave_the_rest(&self) {
+        for next in &self.next {
+            next.0.store(NONE_LEFT, Ordering::Relaxed);
         }
     }
 
     /// A worker's life.
-    fn work(&self) {
+    fn work(&self, thread: usize) {
         let mut last = 0;
         loop {
             let state = self.wait_for_region(last);
@@ -167,19 +188,19 @@ impl Shared {
             self.inside.0.fetch_add(1, Ordering::SeqCst);
             // Still open: the caller waits for `inside` from here on.
             if self.state.0.load(Ordering::SeqCst) == state {
-                self.enter();
+                self.enter(thread);
             }
             self.inside.0.fetch_sub(1, Ordering::Release);
         }
     }
 
-    fn enter(&self) {
+    fn enter(&self, thread: usize) {
         // SAFETY: the region is open and this worker is counted inside, so neither is written or ends.
         let Some((task, count)) = (unsafe { *self.region.get() }) else { return };
         // SAFETY: as above.
         let task = unsafe { &*task };
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.claim(count, task))) {
-            self.next.0.store(NONE_LEFT, Ordering::Relaxed);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.claim(thread, count, task))) {
+            self.leave_the_rest();
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
         }
     }

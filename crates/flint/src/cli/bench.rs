@@ -9,12 +9,12 @@ mod report;
 mod roof;
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use flint_backend::Backend;
 use flint_cpu::Cpu;
 use flint_cpu::limits;
 use flint_cuda::Cuda;
-use flint_model::LanguageModel;
 use flint_weights::{Checkpoint, LoadPlan};
 
 use crate::assemble;
@@ -95,7 +95,7 @@ impl Bench<'_> {
         let place = counted(model.cpu.threads, "thread");
         self.terminal.note(Style::Dim, &format!("measuring with {place}"));
         let before = cpu_limits(&place, model)?;
-        let mut run = self.measure(self.load(model, Cpu::new(model.cpu)?)?, before)?;
+        let mut run = self.measure(model, Cpu::new(model.cpu)?, before)?;
         run.limits = run.limits.better(&cpu_limits(&place, model)?);
         Ok(run)
     }
@@ -105,16 +105,16 @@ impl Bench<'_> {
         let place = cuda.info().name.clone();
         self.terminal.note(Style::Dim, &format!("measuring on {place}"));
         let limits = Limits::of_device(place, &cuda.measure_limits()?);
-        self.measure(self.load(model, cuda)?, limits)
+        self.measure(model, cuda, limits)
     }
 
-    fn load<B: Backend>(&self, model: &ModelSettings, backend: B) -> Result<Box<dyn LanguageModel>> {
-        assemble::load(self.checkpoint, model, backend, (self.plan.request.context, self.rows), self.terminal)
-    }
-
-    /// All rounds of a loaded model.
-    fn measure(&self, model: Box<dyn LanguageModel>, limits: Limits) -> Result<Run> {
+    /// Loads the model and runs all rounds.
+    fn measure<B: Backend>(&self, model: &ModelSettings, backend: B, limits: Limits) -> Result<Run> {
         let settings = self.settings;
+        let began = Instant::now();
+        let sizes = (self.plan.request.context, self.rows);
+        let model = assemble::load(self.checkpoint, model, backend, sizes, self.terminal)?;
+        let load_seconds = began.elapsed().as_secs_f64();
         let mut feeder = Feeder::new(model, self.rows, settings.behind);
         let mut prefills: Vec<Option<Prefill>> = vec![None; settings.prompts.len()];
         let mut decodes: Vec<Option<Decode>> = vec![None; settings.batches.len()];
@@ -136,6 +136,7 @@ impl Bench<'_> {
         }
         Ok(Run {
             limits,
+            load_seconds,
             prefills: prefills.into_iter().flatten().collect(),
             decodes: decodes.into_iter().flatten().collect(),
             blocks: blocks.into_iter().flatten().collect(),

@@ -14,6 +14,8 @@ use crate::terminal::{bytes, counted};
 /// Everything at one place.
 pub(super) struct Run {
     pub(super) limits: Limits,
+    /// From an open checkpoint to a model that answers.
+    pub(super) load_seconds: f64,
     pub(super) prefills: Vec<Prefill>,
     pub(super) decodes: Vec<Decode>,
     pub(super) blocks: Vec<Decode>,
@@ -95,7 +97,8 @@ impl<'a> Report<'a> {
         for (what, rate) in &limits.rates {
             write!(out, ", {what} {:.0} GFLOP/s", rate / 1e9)?;
         }
-        writeln!(out)?;
+        let loaded = self.plan.resident_bytes() as f64 / run.load_seconds / 1e9;
+        writeln!(out, "; loaded in {:.1} s ({loaded:.1} GB/s)", run.load_seconds)?;
         let head = ["", "fed", "tok/s", "bytes/token", "of bytes", "of peak"];
         let [name, fed, rate, size, reads, top] = head;
         writeln!(out, "  {name:<14}{fed:>10}{rate:>12}{size:>14}{reads:>11}{top:>11}  tokens")?;
@@ -163,6 +166,7 @@ impl<'a> Report<'a> {
             "rounds": self.settings.repeat,
             "prefill_rows": self.rows,
             "prompt_before_decode": self.settings.behind,
+            "load_seconds": self.runs.iter().map(|run| run.load_seconds).collect::<Vec<_>>(),
             "limits": self.runs.iter().map(|run| limits_json(&run.limits)).collect::<Vec<_>>(),
             "runs": self.runs.iter().flat_map(|run| self.rows_json(run)).collect::<Vec<_>>(),
         });

@@ -1,6 +1,7 @@
 // Norms over rows, and what a KDA scan needs of a row. A thread takes every blockDim-th element, ascending, in one chain.
 #include "common/base.cuh"
 #include "common/maths.cuh"
+#include "common/factors.cuh"
 #include "common/reduce.cuh"
 
 // Σ x² of a row over the block.
@@ -8,10 +9,6 @@ DEVICE float row_squares(const float* x, u32 width, float* room) {
     float chain = 0.0f;
     for (u32 i = threadIdx.x; i < width; i += blockDim.x) chain = __fmaf_rn(x[i], x[i], chain);
     return block_sum(chain, room);
-}
-
-DEVICE float rms_factor(float squares, u32 width, float epsilon) {
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(squares, (float)width), epsilon)));
 }
 
 // One row by the whole block. `out` may be `x`: an element is written by the thread that reads it.
@@ -77,7 +74,7 @@ KERNEL gated_norm(float* out, u32 out_stride, const float* o, u32 o_stride, cons
 
 // x · (scale / sqrt(Σ x² + 1e-6)), in place, by a warp.
 DEVICE void normalise_head(float* x, u32 dim, float scale) {
-    float factor = __fdiv_rn(scale, __fsqrt_rn(__fadd_rn(head_squares(x, dim), 1e-6f)));
+    float factor = unit_factor(head_squares(x, dim), scale);
     for (u32 i = threadIdx.x % 32; i < dim; i += 32) x[i] = __fmul_rn(x[i], factor);
 }
 
@@ -88,9 +85,7 @@ DEVICE void prepare_head(float* q, float* k, float* decay, float* beta, const fl
     normalise_head(k, dim, 1.0f);
     float rate = exponential(a_log);
     for (u32 i = threadIdx.x % 32; i < dim; i += 32) {
-        float z = __fadd_rn(decay[i], bias[i]);
-        float g = bounded ? __fmul_rn(bound, sigmoid(__fmul_rn(rate, z))) : -__fmul_rn(rate, softplus(z));
-        decay[i] = exponential(g);
+        decay[i] = decay_factor(decay[i], bias[i], rate, bounded, bound);
     }
     if (threadIdx.x % 32 == 0) *beta = sigmoid(*beta);
 }

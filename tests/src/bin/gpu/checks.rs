@@ -42,6 +42,7 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
         add(format!("inside/{tiny:?}"), Box::new(move || inside(tiny, device)));
         add(format!("graphs/{tiny:?}"), Box::new(move || graphs(tiny, device)));
         add(format!("chunked/{tiny:?}"), contract(tiny, device, contracts::chunked));
+        add(format!("best/{tiny:?}"), contract(tiny, device, contracts::best_alone));
         for seed in 0..2 {
             let run = move |model: &mut dyn LanguageModel, label: &str| {
                 contracts::drafted(model, label, 300, seed);
@@ -68,6 +69,7 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
     add("golden/text".into(), contract(Tiny::Trained, device, text));
     add("golden/panel".into(), Box::new(move || panel(device)));
     add("device/memory".into(), Box::new(move || memory(device)));
+    add("device/soak".into(), Box::new(move || soak(device)));
     checks
 }
 
@@ -188,6 +190,13 @@ fn panel(device: usize) -> String {
     let score = contracts::panel_score(Box::new(model(Tiny::Trained, device, true)), options);
     assert!(score + 3 >= REFERENCE, "{score} of 200; the reference passes {REFERENCE}");
     format!("{score} of 200")
+}
+
+/// Requests that come, go and leave early give the same replies each time and leave no memory behind.
+fn soak(device: usize) -> String {
+    let options = EngineOptions { parallel: flint_contracts::sizes().sequences, ..EngineOptions::default() };
+    let watch = cuda(device, false);
+    contracts::soak(Box::new(model(Tiny::Trained, device, true)), options, || watch.memory().unwrap().0)
 }
 
 /// Sequences that come and go leave no memory behind.

@@ -214,8 +214,12 @@ DEVICE void collapse(float* out, const float* pre, const float (&columns)[EACH][
         chain = warp_sum(chain);
         if (lane_index() == 0) room[thread / WARP] = chain;
         team_barrier(2, threads);
-        float total = room[0];
-        for (u32 warp = 1; warp < threads / WARP; ++warp) total = __fadd_rn(total, room[warp]);
+        float sums[16], total = room[0];
+#pragma unroll
+        for (u32 warp = 1; warp < 16; ++warp) sums[warp] = warp < threads / WARP ? room[warp] : 0.0f;
+#pragma unroll
+        for (u32 warp = 1; warp < 16; ++warp)
+            if (warp < threads / WARP) total = __fadd_rn(total, sums[warp]);
         factor = rms_factor(total, hidden, epsilon);
     }
 #pragma unroll

@@ -277,6 +277,11 @@ impl Queue {
         self.named(waited)
     }
 
+    /// Whether launches are collected.
+    pub(crate) fn in_step(&self) -> bool {
+        self.step
+    }
+
     /// Collects what follows.
     pub(crate) fn begin_step(&mut self) -> Result<()> {
         self.flush()?;

@@ -74,7 +74,8 @@ fn follows(held: &[Joinable], op: &Joinable) -> bool {
             same(&last.out, &op.qkv) && op.head_dim == step::HEAD_DIM
         }
         (Some(Joinable::KdaPrepare(last)), Joinable::KdaScan(op)) => {
-            let same_rows = same(&last.qkv, &op.qkv) && same(&last.decay, &op.decay) && same(&last.beta, &op.beta);
+            let same_rows =
+                same(&last.qkv, &op.qkv) && same(&last.decay, &op.decay) && same(&last.beta, &op.beta);
             let same_spans = matches!(held.first(), Some(Joinable::KdaConv(first)) if step::same_spans(&first.spans, &op.spans));
             same_rows && same_spans && op.head_dim == step::HEAD_DIM
         }

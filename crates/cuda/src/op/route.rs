@@ -42,11 +42,7 @@ pub(crate) fn route(queue: &mut Queue, op: &Route<CudaBuffer>) -> Result<()> {
         let grid = Grid { blocks: [logits.rows as u32, 1, 1], threads: 32, shared: 4 * picked as u32 };
         return queue.launch(&ROUTE_FLAT, grid, args);
     }
-    let args = args
-        .u32(groups)
-        .u32(kept)
-        .u32(usize::from(op.normalise))
-        .f32(op.scaling);
+    let args = args.u32(groups).u32(kept).u32(usize::from(op.normalise)).f32(op.scaling);
     // Ranks of experts and groups, scores, the picks.
     let shared = 8 * (experts + groups) + 4 * (experts + picked);
     queue.launch(

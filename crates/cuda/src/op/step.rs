@@ -54,7 +54,9 @@ pub(super) fn enters(op: &HcPre<CudaBuffer, CudaMatrix>) -> bool {
 /// Whether what a sum over experts reads is not what the mix writes.
 pub(super) fn apart(combine: &Combine<CudaBuffer>, post: &HcPost<CudaBuffer>) -> bool {
     [&combine.pairs, &combine.weights, &combine.shared].into_iter().all(|read| {
-        !in_one_buffer(read, &post.streams) && !in_one_buffer(read, &post.y) && !in_one_buffer(read, &post.mix)
+        !in_one_buffer(read, &post.streams)
+            && !in_one_buffer(read, &post.y)
+            && !in_one_buffer(read, &post.mix)
     }) && !in_one_buffer(&post.y, &post.mix)
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Args {
 
 impl Args {
     /// Most parameters of a kernel.
-    pub(crate) const MOST: usize = 40;
+    pub(crate) const MOST: usize = 30;
 
     /// No arguments.
     pub(crate) fn new() -> Self {

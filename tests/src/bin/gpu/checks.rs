@@ -41,6 +41,7 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
     for tiny in TINY {
         add(format!("inside/{tiny:?}"), Box::new(move || inside(tiny, device)));
         add(format!("graphs/{tiny:?}"), Box::new(move || graphs(tiny, device)));
+        add(format!("joined/{tiny:?}"), Box::new(move || joined(tiny, device)));
         add(format!("chunked/{tiny:?}"), contract(tiny, device, contracts::chunked));
         add(format!("best/{tiny:?}"), contract(tiny, device, contracts::best_alone));
         for seed in 0..2 {
@@ -144,6 +145,16 @@ fn copies(device: usize) -> String {
 fn inside(tiny: Tiny, device: usize) -> String {
     let nearest = if arithmetics().contains(&Arithmetic::Dot) { Arithmetic::Dot } else { Arithmetic::Lanes };
     nano::compare_inside(&mut model(tiny, device, true), &mut load(tiny, cpu(nearest, 4)), INSIDE_DISTANCE)
+}
+
+/// Joined operations change no bit: decoded tokens, blocks with drafts, several sequences in a batch, prefills.
+fn joined(tiny: Tiny, device: usize) -> String {
+    let apart = Cuda::new(Options { joins: false, ..Options::device(device) }).unwrap();
+    let expected = contracts::pieces(&mut load(tiny, apart));
+    let mut joining = model(tiny, device, true);
+    let found = contracts::pieces(&mut joining);
+    contracts::same_pieces(&format!("{tiny:?} with joined operations"), &found, &expected);
+    String::new()
 }
 
 /// Graphs change no bit, and a decoded token of each row count after the second runs as one.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::missing_panics_doc)] // a contract that cannot run has failed
 
-use flint_contracts::contracts::chunked;
+use flint_contracts::contracts::{best_alone, chunked};
 use flint_contracts::feeding::{Dice, assert_same, feed};
 use flint_contracts::{TINY, Tiny, arithmetics, model};
 use flint_cpu::Arithmetic;
@@ -13,6 +13,15 @@ fn every_cut_of_a_prompt_gives_the_bits_of_the_whole_prompt() {
     for tiny in TINY {
         for arithmetic in arithmetics() {
             chunked(&mut model(tiny, arithmetic), &format!("{tiny:?} {arithmetic:?}"));
+        }
+    }
+}
+
+#[test]
+fn the_best_logits_alone_are_those_of_the_whole_rows() {
+    for tiny in TINY {
+        for arithmetic in arithmetics() {
+            best_alone(&mut model(tiny, arithmetic), &format!("{tiny:?} {arithmetic:?}"));
         }
     }
 }

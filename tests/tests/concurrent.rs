@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::missing_panics_doc)] // a contract that cannot run has failed
 
-use flint_contracts::contracts::concurrent;
-use flint_contracts::{TINY, arithmetics, model};
+use flint_contracts::contracts::{concurrent, soak};
+use flint_contracts::{TINY, Tiny, arithmetics, model, sizes};
+use flint_engine::EngineOptions;
 
 #[test]
 fn ragged_spans_in_one_forward_give_each_sequence_its_own_bits() {
@@ -14,4 +15,11 @@ fn ragged_spans_in_one_forward_give_each_sequence_its_own_bits() {
             }
         }
     }
+}
+
+#[test]
+fn requests_that_come_go_and_leave_early_get_the_same_replies_in_any_order() {
+    let fastest = arithmetics().pop().unwrap();
+    let options = EngineOptions { parallel: sizes().sequences, ..EngineOptions::default() };
+    soak(Box::new(model(Tiny::Trained, fastest)), options, || 0);
 }

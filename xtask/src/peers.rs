@@ -132,10 +132,26 @@ impl Bench {
             self.checkpoint(&format!("mlx{bits}"), &[["--format", "mlx"].as_slice(), &wide].concat())?;
         }
         self.gguf_files()?;
+        self.drop_cached()?;
         if transformers {
             output(self.python().args(["-c", "import transformers, torch"]))?;
         }
         Ok(())
+    }
+
+    /// Drops the files' cached pages, so that every peer reads them as after a reboot.
+    fn drop_cached(&self) -> Outcome {
+        let mut command = self.python();
+        command.arg(self.scripts.join("drop_cached.py"));
+        for pair in &PAIRS {
+            command.arg(self.work.join(format!("{}.gguf", pair.gguf)));
+            let folder = self.work.join(format!("mlx{}", pair.bits));
+            for entry in std::fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))? {
+                let path = entry.map_err(|e| e.to_string())?.path();
+                command.args((path.extension().is_some_and(|e| e == "safetensors")).then_some(path));
+            }
+        }
+        output(&mut command).map(|_| ())
     }
 
     fn build_llama(&self) -> Outcome {

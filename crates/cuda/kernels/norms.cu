@@ -1,53 +1,76 @@
 // Norms over rows, and what a KDA scan needs of a row. A thread takes every blockDim-th element, ascending, in one chain.
 #include "common/base.cuh"
 #include "common/maths.cuh"
+#include "common/factors.cuh"
 #include "common/reduce.cuh"
 
-// Σ x² of a row over the block.
-DEVICE float row_squares(const float* x, u32 width, float* room) {
+// Elements that a thread keeps: those of the widest usual row.
+#define KEPT 8
+
+// A thread's elements of a row, all asked for at once; zeros behind `width`.
+DEVICE void keep_row(float (&kept)[KEPT], const float* x, u32 width) {
+#pragma unroll
+    for (u32 k = 0; k < KEPT; ++k) {
+        u32 i = threadIdx.x + k * blockDim.x;
+        kept[k] = i < width ? x[i] : 0.0f;
+    }
+}
+
+// Adds a thread's other elements to its chain, ascending.
+template <typename Add> DEVICE float chain_row(const float (&kept)[KEPT], const float* x, u32 width, Add add) {
     float chain = 0.0f;
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) chain = __fmaf_rn(x[i], x[i], chain);
-    return block_sum(chain, room);
+#pragma unroll
+    for (u32 k = 0; k < KEPT; ++k)
+        if (threadIdx.x + k * blockDim.x < width) chain = add(chain, kept[k]);
+    for (u32 i = threadIdx.x + KEPT * blockDim.x; i < width; i += blockDim.x) chain = add(chain, x[i]);
+    return chain;
 }
 
-DEVICE float rms_factor(float squares, u32 width, float epsilon) {
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(squares, (float)width), epsilon)));
+// Visits a thread's elements with their values.
+template <typename Visit> DEVICE void each_element(const float (&kept)[KEPT], const float* x, u32 width, Visit visit) {
+#pragma unroll
+    for (u32 k = 0; k < KEPT; ++k) {
+        u32 i = threadIdx.x + k * blockDim.x;
+        if (i < width) visit(i, kept[k], k);
+    }
+    for (u32 i = threadIdx.x + KEPT * blockDim.x; i < width; i += blockDim.x) visit(i, x[i], KEPT);
 }
 
-// One row by the whole block. `out` may be `x`: an element is written by the thread that reads it.
-DEVICE void rms_row(float* out, const float* x, const float* weight, u32 width, float epsilon,
-                                        float* room) {
-    float factor = rms_factor(row_squares(x, width, room), width, epsilon);
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) out[i] = __fmul_rn(__fmul_rn(x[i], factor), weight[i]);
-}
-
-// Grid: a block for each row.
-KERNEL rms_norm(float* out, u32 out_stride, const float* x, u32 x_stride, const float* weight,
-                                    u32 width, float epsilon) {
-    __shared__ float room[32];
-    u64 row = blockIdx.x;
-    rms_row(out + row * out_stride, x + row * x_stride, weight, width, epsilon, room);
-}
-
-// Grid: a block for each row.
-KERNEL layer_norm(float* out, u32 out_stride, const float* x, u32 x_stride, const float* weight,
-                                      const float* bias, u32 width, float epsilon) {
+// Grid: a block for each row. `out` may be `x`: an element is written by the thread that reads it.
+KERNEL rms_norm(float* out, u32 out_stride, const float* x, u32 x_stride, const float* weight, u32 width, float epsilon) {
     __shared__ float room[32];
     u64 row = blockIdx.x;
     out += row * out_stride;
     x += row * x_stride;
-    float chain = 0.0f;
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) chain = __fadd_rn(chain, x[i]);
+    float kept[KEPT], weights[KEPT];
+    keep_row(kept, x, width);
+    keep_row(weights, weight, width);
+    float chain = chain_row(kept, x, width, [](float sum, float value) { return __fmaf_rn(value, value, sum); });
+    float factor = rms_factor(block_sum(chain, room), width, epsilon);
+    each_element(kept, x, width, [&](u32 i, float value, u32 k) {
+        out[i] = __fmul_rn(__fmul_rn(value, factor), k < KEPT ? weights[k] : weight[i]);
+    });
+}
+
+// Grid: a block for each row.
+KERNEL layer_norm(float* out, u32 out_stride, const float* x, u32 x_stride, const float* weight, const float* bias, u32 width,
+                  float epsilon) {
+    __shared__ float room[32];
+    u64 row = blockIdx.x;
+    out += row * out_stride;
+    x += row * x_stride;
+    float kept[KEPT];
+    keep_row(kept, x, width);
+    float chain = chain_row(kept, x, width, [](float sum, float value) { return __fadd_rn(sum, value); });
     float mean = __fdiv_rn(block_sum(chain, room), (float)width);
-    float squares = 0.0f;
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
-        float centred = __fadd_rn(x[i], -mean);
-        squares = __fmaf_rn(centred, centred, squares);
-    }
+    float squares = chain_row(kept, x, width, [&](float sum, float value) {
+        float centred = __fadd_rn(value, -mean);
+        return __fmaf_rn(centred, centred, sum);
+    });
     float factor = rms_factor(block_sum(squares, room), width, epsilon);
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
-        out[i] = __fmaf_rn(__fmul_rn(__fadd_rn(x[i], -mean), factor), weight[i], bias[i]);
-    }
+    each_element(kept, x, width, [&](u32 i, float value, u32) {
+        out[i] = __fmaf_rn(__fmul_rn(__fadd_rn(value, -mean), factor), weight[i], bias[i]);
+    });
 }
 
 // Σ x² of a head over a warp: lane l takes elements l, l + 32, ...
@@ -77,7 +100,7 @@ KERNEL gated_norm(float* out, u32 out_stride, const float* o, u32 o_stride, cons
 
 // x · (scale / sqrt(Σ x² + 1e-6)), in place, by a warp.
 DEVICE void normalise_head(float* x, u32 dim, float scale) {
-    float factor = __fdiv_rn(scale, __fsqrt_rn(__fadd_rn(head_squares(x, dim), 1e-6f)));
+    float factor = unit_factor(head_squares(x, dim), scale);
     for (u32 i = threadIdx.x % 32; i < dim; i += 32) x[i] = __fmul_rn(x[i], factor);
 }
 
@@ -88,9 +111,7 @@ DEVICE void prepare_head(float* q, float* k, float* decay, float* beta, const fl
     normalise_head(k, dim, 1.0f);
     float rate = exponential(a_log);
     for (u32 i = threadIdx.x % 32; i < dim; i += 32) {
-        float z = __fadd_rn(decay[i], bias[i]);
-        float g = bounded ? __fmul_rn(bound, sigmoid(__fmul_rn(rate, z))) : -__fmul_rn(rate, softplus(z));
-        decay[i] = exponential(g);
+        decay[i] = decay_factor(decay[i], bias[i], rate, bounded, bound);
     }
     if (threadIdx.x % 32 == 0) *beta = sigmoid(*beta);
 }

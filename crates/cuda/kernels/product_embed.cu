@@ -34,7 +34,7 @@ KERNEL product_embed_units(const Part *__restrict__ parts, u32 part_count, u32 i
     u32 output = token - part.first_output, units = ceil_div(inputs, 64u);
     u32 bits = part.encoding == 0u ? 16u : part.encoding == 1u ? 8u : part.encoding & 15u;
     u32 g = output & 7u, second = output >> 3 & 1u;
-    for (u32 input = threadIdx.x; input < inputs; input += blockDim.x) {
+    for (u32 input = blockIdx.y * blockDim.x + threadIdx.x; input < inputs; input += gridDim.y * blockDim.x) {
         u32 code = unit_code(part.codes, bits, units, output, input);
         float value;
         if (part.encoding == 0u) {
@@ -62,6 +62,6 @@ KERNEL product_embed_rows(const RowPart *__restrict__ parts, u32 part_count, u32
     const RowPart *part = part_of(parts, part_count, token);
     if (part == nullptr)
         return;
-    for (u32 input = threadIdx.x; input < inputs; input += blockDim.x)
+    for (u32 input = blockIdx.y * blockDim.x + threadIdx.x; input < inputs; input += gridDim.y * blockDim.x)
         out[blockIdx.x * out_stride + input] = weight_at(*part, 0u, token - part->first_output, input, inputs);
 }

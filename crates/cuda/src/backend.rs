@@ -6,6 +6,7 @@ use flint_backend::ops::{self, Ops};
 use flint_backend::{Backend, Element, Precision, Result};
 use flint_weights::QuantMatrix;
 
+use crate::op::join::{Joinable, Joiner};
 use crate::queue::{Counts, Queue};
 use crate::{CudaBuffer, CudaError, CudaMatrix, DeviceInfo, op, product};
 
@@ -16,20 +17,24 @@ pub struct Options {
     pub ordinal: usize,
     /// Whether steps that come again run as graphs. Changes speed, never bits.
     pub graphs: bool,
+    /// Whether operations of a step are joined into fewer kernels. Changes speed, never bits.
+    pub joins: bool,
     /// Folder for code that was compiled for this device, when the program has none.
     pub code_cache: Option<PathBuf>,
 }
 
 impl Options {
-    /// Device `ordinal`, with graphs and without a cache.
+    /// Device `ordinal`, with graphs and joined operations, without a cache.
     pub fn device(ordinal: usize) -> Self {
-        Self { ordinal, graphs: true, code_cache: None }
+        Self { ordinal, graphs: true, joins: true, code_cache: None }
     }
 }
 
 /// A CUDA device.
 pub struct Cuda {
     queue: Queue,
+    joiner: Joiner,
+    joins: bool,
 }
 
 impl Cuda {
@@ -38,12 +43,28 @@ impl Cuda {
     /// # Errors
     /// Without a driver or a device, with one that is too old, or when the device refuses memory.
     pub fn new(options: Options) -> std::result::Result<Self, CudaError> {
-        Ok(Self { queue: Queue::new(options.ordinal, options.graphs, options.code_cache)? })
+        let queue = Queue::new(options.ordinal, options.graphs, options.code_cache)?;
+        Ok(Self { queue, joiner: Joiner::default(), joins: options.joins })
     }
 
     /// The queue, for what is measured beside the network.
     pub(crate) fn queue(&mut self) -> &mut Queue {
         &mut self.queue
+    }
+
+    /// The queue, when nothing waits to be joined.
+    fn settled(&mut self) -> Result<&mut Queue> {
+        self.joiner.flush(&mut self.queue)?;
+        Ok(&mut self.queue)
+    }
+
+    /// Queues an operation that can be joined with others: in a step it may wait for the next one.
+    fn join(&mut self, op: Joinable) -> Result<()> {
+        if self.joins && self.queue.in_step() {
+            self.joiner.take(&mut self.queue, op)
+        } else {
+            op.run(&mut self.queue)
+        }
     }
 
     /// The device.
@@ -83,41 +104,43 @@ impl Backend for Cuda {
     }
 
     fn write_f32(&mut self, buffer: &CudaBuffer, first: usize, values: &[f32]) -> Result<()> {
-        self.queue.write(buffer, Element::F32, first, bytemuck::cast_slice(values))
+        self.settled()?.write(buffer, Element::F32, first, bytemuck::cast_slice(values))
     }
 
     fn write_u32(&mut self, buffer: &CudaBuffer, first: usize, values: &[u32]) -> Result<()> {
-        self.queue.write(buffer, Element::U32, first, bytemuck::cast_slice(values))
+        self.settled()?.write(buffer, Element::U32, first, bytemuck::cast_slice(values))
     }
 
     fn write_bytes(&mut self, buffer: &CudaBuffer, bytes: &[u8]) -> Result<()> {
-        self.queue.write(buffer, buffer.element(), 0, bytes)
+        self.settled()?.write(buffer, buffer.element(), 0, bytes)
     }
 
     fn read_f32(&mut self, buffer: &CudaBuffer, first: usize, out: &mut [f32]) -> Result<()> {
-        self.queue.read(buffer, Element::F32, first, bytemuck::cast_slice_mut(out))
+        self.settled()?.read(buffer, Element::F32, first, bytemuck::cast_slice_mut(out))
     }
 
     fn read_u32(&mut self, buffer: &CudaBuffer, first: usize, out: &mut [u32]) -> Result<()> {
-        self.queue.read(buffer, Element::U32, first, bytemuck::cast_slice_mut(out))
+        self.settled()?.read(buffer, Element::U32, first, bytemuck::cast_slice_mut(out))
     }
 
     fn read_bytes(&mut self, buffer: &CudaBuffer) -> Result<Vec<u8>> {
         let mut out = vec![0; buffer.len() * buffer.element().size()];
-        self.queue.read(buffer, buffer.element(), 0, &mut out)?;
+        self.settled()?.read(buffer, buffer.element(), 0, &mut out)?;
         Ok(out)
     }
 
     fn begin_step(&mut self) -> Result<()> {
-        self.queue.begin_step()
+        self.settled()?.begin_step()
     }
 
     fn end_step(&mut self) -> Result<()> {
-        self.queue.end_step()
+        let settled = self.joiner.flush(&mut self.queue);
+        // Ended after an error too.
+        settled.and(self.queue.end_step())
     }
 
     fn synchronize(&mut self) -> Result<()> {
-        self.queue.synchronize()
+        self.settled()?.synchronize()
     }
 
     fn upload(&mut self, parts: &[QuantMatrix], precision: Precision) -> Result<CudaMatrix> {
@@ -130,36 +153,44 @@ impl Backend for Cuda {
 }
 
 macro_rules! forward {
-    ($( $name:ident($args:ty) => $path:path; )*) => {
+    (
+        alone { $( $name:ident($args:ty) => $path:path; )* }
+        joined { $( $joined:ident($joined_args:ty) => $kind:ident; )* }
+    ) => {
         impl Ops for Cuda {
             type Buffer = CudaBuffer;
             type Matrix = CudaMatrix;
-            $( fn $name(&mut self, op: &$args) -> Result<()> { $path(&mut self.queue, op) } )*
+            $( fn $name(&mut self, op: &$args) -> Result<()> { $path(self.settled()?, op) } )*
+            $( fn $joined(&mut self, op: &$joined_args) -> Result<()> { self.join(Joinable::$kind(op.clone())) } )*
         }
     };
 }
 
 forward! {
-    embed(ops::Embed<CudaBuffer, CudaMatrix>) => product::embed;
-    linear(ops::Linear<CudaBuffer, CudaMatrix>) => product::linear;
-    head_linear(ops::HeadLinear<CudaBuffer, CudaMatrix>) => product::head_linear;
-    expert_linear(ops::ExpertLinear<CudaBuffer, CudaMatrix>) => product::expert_linear;
-    gather_rows(ops::GatherRows<CudaBuffer>) => op::streams::gather_rows;
-    spread_streams(ops::SpreadStreams<CudaBuffer>) => op::streams::spread_streams;
-    mean_streams(ops::MeanStreams<CudaBuffer>) => op::streams::mean_streams;
-    hc_pre(ops::HcPre<CudaBuffer, CudaMatrix>) => op::hyper::hc_pre;
-    hc_post(ops::HcPost<CudaBuffer>) => op::hyper::hc_post;
-    rms_norm(ops::RmsNorm<CudaBuffer>) => op::norm::rms_norm;
-    layer_norm(ops::LayerNorm<CudaBuffer>) => op::norm::layer_norm;
-    swiglu(ops::SwiGlu<CudaBuffer>) => op::feed::swiglu;
-    route(ops::Route<CudaBuffer>) => op::route::route;
-    combine(ops::Combine<CudaBuffer>) => op::feed::combine;
-    kda_conv(ops::KdaConv<CudaBuffer>) => op::conv::kda_conv;
-    kda_prepare(ops::KdaPrepare<CudaBuffer>) => op::prepare::kda_prepare;
-    kda_scan(ops::KdaScan<CudaBuffer>) => op::scan::kda_scan;
-    gated_norm(ops::GatedNorm<CudaBuffer>) => op::norm::gated_norm;
-    dsa_append(ops::DsaAppend<CudaBuffer>) => op::append::dsa_append;
-    select_pools(ops::SelectPools<CudaBuffer>) => op::select::select_pools;
-    attend(ops::Attend<CudaBuffer>) => op::attend::attend;
-    top_logits(ops::TopLogits<CudaBuffer>) => op::top::top_logits;
+    alone {
+        embed(ops::Embed<CudaBuffer, CudaMatrix>) => product::embed;
+        linear(ops::Linear<CudaBuffer, CudaMatrix>) => product::linear;
+        head_linear(ops::HeadLinear<CudaBuffer, CudaMatrix>) => product::head_linear;
+        expert_linear(ops::ExpertLinear<CudaBuffer, CudaMatrix>) => product::expert_linear;
+        gather_rows(ops::GatherRows<CudaBuffer>) => op::streams::gather_rows;
+        spread_streams(ops::SpreadStreams<CudaBuffer>) => op::streams::spread_streams;
+        mean_streams(ops::MeanStreams<CudaBuffer>) => op::streams::mean_streams;
+        layer_norm(ops::LayerNorm<CudaBuffer>) => op::norm::layer_norm;
+        swiglu(ops::SwiGlu<CudaBuffer>) => op::feed::swiglu;
+        route(ops::Route<CudaBuffer>) => op::route::route;
+        dsa_append(ops::DsaAppend<CudaBuffer>) => op::append::dsa_append;
+        select_pools(ops::SelectPools<CudaBuffer>) => op::select::select_pools;
+        attend(ops::Attend<CudaBuffer>) => op::attend::attend;
+        top_logits(ops::TopLogits<CudaBuffer>) => op::top::top_logits;
+    }
+    joined {
+        hc_pre(ops::HcPre<CudaBuffer, CudaMatrix>) => HcPre;
+        hc_post(ops::HcPost<CudaBuffer>) => HcPost;
+        rms_norm(ops::RmsNorm<CudaBuffer>) => RmsNorm;
+        combine(ops::Combine<CudaBuffer>) => Combine;
+        kda_conv(ops::KdaConv<CudaBuffer>) => KdaConv;
+        kda_prepare(ops::KdaPrepare<CudaBuffer>) => KdaPrepare;
+        kda_scan(ops::KdaScan<CudaBuffer>) => KdaScan;
+        gated_norm(ops::GatedNorm<CudaBuffer>) => GatedNorm;
+    }
 }

@@ -12,16 +12,45 @@ use std::{
     time::Instant,
 };
 
-use flint_model::{Batch, LanguageModel, Limits, Logits, SequenceId, Span, Want};
+use flint_model::{Batch, Best, LanguageModel, Limits, Logits, SequenceId, Span, Want};
 
 use crate::{
     Drafter, EngineOptions, Error, Event, Usage,
     history::History,
-    sampler::Sampler,
+    sampler::{Row, Sampler},
     scheduler::{PlannedSpan, RequestView, View, plan},
     status::{Outcome, Shared, Ticket},
     walk::{End, Rules, Walked, walk},
 };
+
+/// What a forward gave of the wanted rows.
+enum Wanted {
+    Whole(Logits),
+    Best(Vec<Best>),
+}
+
+impl Wanted {
+    fn row(&self, row: usize) -> Row<'_> {
+        match self {
+            Self::Whole(logits) => Row::Whole(logits.row(row)),
+            Self::Best(best) => Row::Best(best[row]),
+        }
+    }
+
+    /// Refuses another number of rows or tokens than was asked for.
+    fn check(&self, rows: usize, vocabulary: usize) -> Result<(), Error> {
+        let found = match self {
+            Self::Whole(logits)
+                if logits.vocabulary != vocabulary || logits.values.len() != rows * vocabulary =>
+            {
+                format!("{} logits for a vocabulary of {}", logits.values.len(), logits.vocabulary)
+            }
+            Self::Best(best) if best.len() != rows => format!("the best logits of {} rows", best.len()),
+            _ => return Ok(()),
+        };
+        Err(Error::Broken { found, expected: format!("{rows} rows of {vocabulary}") })
+    }
+}
 
 /// A request on its way to the model.
 #[derive(Debug)]
@@ -140,8 +169,8 @@ impl Rounds {
         self.admit(plan.admitted);
         let (batch, indices) = self.batch(&plan.spans);
         if !batch.spans.is_empty() {
-            match self.forward(&batch) {
-                Ok(logits) => self.draw(&batch, &indices, &logits),
+            match self.forward(&batch, &indices) {
+                Ok(rows) => self.draw(&batch, &indices, &rows),
                 Err(error) => {
                     tracing::error!(requests = indices.len(), %error, "forward failed");
                     for index in indices {
@@ -259,27 +288,28 @@ impl Rounds {
         (batch, indices)
     }
 
-    fn forward(&mut self, batch: &Batch) -> Result<Logits, Error> {
-        let result = self.model.forward(batch);
+    /// Runs a batch. Where every request draws by the best logits, nothing else of the rows is asked for.
+    fn forward(&mut self, batch: &Batch, indices: &[usize]) -> Result<Wanted, Error> {
+        let best = indices.iter().all(|&index| self.running[index].job.rules.need_only_the_best());
+        let result = if best {
+            self.model.forward_best(batch).map(Wanted::Best)
+        } else {
+            self.model.forward(batch).map(Wanted::Whole)
+        };
         let rows = batch.spans.iter().map(|span| span.rows() as u64).sum::<u64>();
         let mut status = self.shared.status();
         status.rounds += 1;
         status.last_progress = Instant::now();
-        let logits = result?;
+        let found = result?;
         status.rows += rows;
         drop(status);
         let wanted = batch.spans.iter().map(Span::wanted_rows).sum::<usize>();
-        if logits.vocabulary != self.limits.vocabulary || logits.values.len() != wanted * logits.vocabulary {
-            return Err(Error::Broken {
-                found: format!("{} logits for a vocabulary of {}", logits.values.len(), logits.vocabulary),
-                expected: format!("{wanted} rows of {}", self.limits.vocabulary),
-            });
-        }
-        Ok(logits)
+        found.check(wanted, self.limits.vocabulary)?;
+        Ok(found)
     }
 
     /// Draws, commits and tells, request by request.
-    fn draw(&mut self, batch: &Batch, indices: &[usize], logits: &Logits) {
+    fn draw(&mut self, batch: &Batch, indices: &[usize], wanted: &Wanted) {
         let mut first_row = 0;
         for (span, &index) in batch.spans.iter().zip(indices) {
             let rows = first_row..first_row + span.wanted_rows();
@@ -288,7 +318,7 @@ impl Rounds {
             let walked = if rows.is_empty() {
                 Walked::default()
             } else {
-                let rows = rows.map(|row| logits.row(row));
+                let rows = rows.map(|row| wanted.row(row));
                 walk(&mut self.sampler, &running.job.rules, &mut running.history, rows, &span.drafts)
             };
             if let Err(error) = self.model.commit(running.sequence, walked.accepted) {

@@ -14,6 +14,8 @@
 
 use std::cmp::Ordering;
 
+use flint_model::Best;
+
 use crate::{
     Error, Sampling, TokenLogprobs,
     history::History,
@@ -59,11 +61,33 @@ impl Candidate {
     }
 }
 
+/// What a draw gets to see of a row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Row<'a> {
+    /// All logits, `[vocabulary]`.
+    Whole(&'a [f32]),
+    /// The best one, for rules that [`need_only_the_best`].
+    Best(Best),
+}
+
+/// Whether draws by these rules depend on a row's best logit alone.
+pub(crate) fn need_only_the_best(rules: &Sampling) -> bool {
+    rules.temperature == 0.0 && rules.logit_bias.is_empty() && !rules.has_penalties()
+}
+
 impl Sampler {
-    /// Draws the token that follows `history`. `logits` is `[vocabulary]`.
-    pub(crate) fn draw(&mut self, logits: &[f32], rules: &Sampling, history: &History) -> Result<u32, Error> {
+    /// Draws the token that follows `history`.
+    pub(crate) fn draw(&mut self, row: Row<'_>, rules: &Sampling, history: &History) -> Result<u32, Error> {
+        let logits = match row {
+            Row::Whole(logits) => logits,
+            Row::Best(best) => {
+                debug_assert!(need_only_the_best(rules), "these rules see more than the best logit");
+                let one = [best.logit];
+                return likeliest(&one, f32::NEG_INFINITY, history.len()).map(|_| best.token);
+            }
+        };
         let greedy = rules.temperature == 0.0;
-        if greedy && rules.logit_bias.is_empty() && !rules.has_penalties() {
+        if need_only_the_best(rules) {
             return likeliest(logits, f32::NEG_INFINITY, history.len()).map(|(token, _)| token);
         }
         self.adjust(logits, rules, history);

@@ -13,7 +13,7 @@ fn draw(logits: &[f32], rules: &Sampling, prompt: &[u32], reply: &[u32]) -> Resu
     for &token in reply {
         history.push(token);
     }
-    Sampler::default().draw(logits, rules, &history)
+    Sampler::default().draw(Row::Whole(logits), rules, &history)
 }
 
 /// The definition, without any shortcut: probabilities that remain, by token id.
@@ -71,7 +71,7 @@ fn counts(logits: &[f32], rules: &Sampling) -> Vec<u32> {
         let rules = Sampling { seed, ..rules.clone() };
         let mut history = History::new(vec![0], rules.has_penalties());
         for _ in 0..200 {
-            counts[sampler.draw(logits, &rules, &history).unwrap() as usize] += 1;
+            counts[sampler.draw(Row::Whole(logits), &rules, &history).unwrap() as usize] += 1;
             history.push(0);
         }
     }
@@ -175,6 +175,28 @@ fn repetition_counts_prompt_and_reply_and_the_others_only_the_reply() {
         ..rules(1.0)
     };
     assert_eq!(adjusted(&all), [2.0, (-4.0 + 1.0) * 2.0 - 2.0 * 0.25 - 0.5, 4.0]);
+}
+
+proptest! {
+    #[test]
+    fn the_best_logit_is_all_that_a_greedy_draw_needs(
+        row in prop::collection::vec(
+            prop_oneof![
+                8 => (-3i8..3).prop_map(f32::from),
+                1 => Just(-0.0f32),
+                1 => Just(f32::NAN),
+                1 => Just(f32::INFINITY),
+                4 => Just(f32::NEG_INFINITY),
+            ],
+            1..20,
+        ),
+    ) {
+        let history = History::new(vec![0], false);
+        let best = Best::of(&row).unwrap();
+        let found = Sampler::default().draw(Row::Best(best), &rules(0.0), &history);
+        let expected = draw(&row, &rules(0.0), &[0], &[]);
+        prop_assert_eq!(format!("{found:?}"), format!("{expected:?}"));
+    }
 }
 
 #[test]

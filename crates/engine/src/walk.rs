@@ -1,6 +1,10 @@
 //! The walk over a span's wanted rows: which tokens are drawn, and how many drafts stand.
 
-use crate::{Error, FinishReason, Sampling, Token, history::History, sampler::Sampler};
+use crate::{
+    Error, FinishReason, Sampling, Token,
+    history::History,
+    sampler::{Row, Sampler, need_only_the_best},
+};
 
 /// What a request's draws depend on besides the logits, and when they end.
 #[derive(Clone, Debug)]
@@ -10,6 +14,13 @@ pub(crate) struct Rules {
     /// Most tokens of the reply.
     pub(crate) max_tokens: usize,
     pub(crate) logprobs: Option<usize>,
+}
+
+impl Rules {
+    /// Whether all that a walk does depends on the best logit of each row alone.
+    pub(crate) fn need_only_the_best(&self) -> bool {
+        self.logprobs.is_none() && need_only_the_best(&self.sampling)
+    }
 }
 
 /// How a reply ends.
@@ -39,7 +50,7 @@ pub(crate) fn walk<'a>(
     sampler: &mut Sampler,
     rules: &Rules,
     history: &mut History,
-    rows: impl Iterator<Item = &'a [f32]>,
+    rows: impl Iterator<Item = Row<'a>>,
     drafts: &[u32],
 ) -> Walked {
     let mut walked = Walked::default();
@@ -58,7 +69,10 @@ pub(crate) fn walk<'a>(
             walked.end = Some(End::Finished(FinishReason::StopToken(drawn)));
             break;
         }
-        let logprobs = rules.logprobs.map(|count| sampler.logprobs(row, drawn, count));
+        let logprobs = match row {
+            Row::Whole(row) => rules.logprobs.map(|count| sampler.logprobs(row, drawn, count)),
+            Row::Best(_) => None,
+        };
         walked.tokens.push(Token { id: drawn, logprobs });
         if history.len() - history.prompt() >= rules.max_tokens {
             walked.end = Some(End::Finished(FinishReason::Length));
@@ -93,8 +107,13 @@ mod tests {
     fn walked(rules: &Rules, targets: &[u32], drafts: &[u32]) -> (Vec<u32>, usize, Walked, usize) {
         let rows = rows(targets);
         let mut history = History::new(vec![0, 0], false);
-        let walked =
-            walk(&mut Sampler::default(), rules, &mut history, rows.iter().map(Vec::as_slice), drafts);
+        let walked = walk(
+            &mut Sampler::default(),
+            rules,
+            &mut history,
+            rows.iter().map(|row| Row::Whole(row)),
+            drafts,
+        );
         (walked.tokens.iter().map(|t| t.id).collect(), walked.accepted, walked, history.len())
     }
 
@@ -130,7 +149,7 @@ mod tests {
         let mut rows = rows(&[1, 2, 3]);
         rows[1][0] = f32::NAN;
         let mut history = History::new(vec![0, 0], false);
-        let slices = rows.iter().map(Vec::as_slice);
+        let slices = rows.iter().map(|row| Row::Whole(row));
         let walked = walk(&mut Sampler::default(), &rules(9, &[]), &mut history, slices, &[1, 2]);
         assert_eq!(walked.tokens.iter().map(|t| t.id).collect::<Vec<_>>(), [1]);
         assert!(matches!(walked.end, Some(End::Failed(Error::Logits { position: 3, .. }))));

@@ -317,6 +317,9 @@ pub(crate) struct BenchFlags {
     /// Instruction set [default: auto, the best]
     #[arg(long, value_enum)]
     pub(crate) level: Option<LevelChoice>,
+    /// Draw the routed experts' numbers instead of reading them; the files may have holes there
+    #[arg(long)]
+    pub(crate) draw_experts: bool,
     /// Write JSON
     #[arg(long)]
     pub(crate) json: bool,

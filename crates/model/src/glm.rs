@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use flint_backend::ops::{Embed, GatherRows, Linear, MeanStreams, RmsNorm, SpreadStreams};
-use flint_backend::{Backend, Element, Rows};
+use flint_backend::ops::{Embed, SpreadStreams};
+use flint_backend::{Backend, Rows};
 use flint_weights::ModelConfig;
 
 use crate::dsa::Dsa;
 use crate::feed::Feed;
+use crate::head::Head;
 use crate::hyper::{Site, leave, mix_rows, stream_rows};
 use crate::kda::Kda;
-use crate::language::{Batch, Error, LanguageModel, Limits, Logits, Result, SequenceId, Span, Want};
+use crate::language::{Batch, Best, Error, LanguageModel, Limits, Logits, Result, SequenceId, Span};
 use crate::probe::{Nobody, Point, Probe, Seen};
 use crate::scratch::Scratch;
 use crate::sequence::{CacheShape, Pending, Sequence};
@@ -61,7 +62,7 @@ pub struct Glm<B: Backend> {
     arithmetic_id: String,
     sequences: BTreeMap<SequenceId, Sequence<B>>,
     opened: u64,
-    logits: (B::Buffer, usize),
+    head: Head<B>,
 }
 
 impl<B: Backend> Glm<B> {
@@ -75,7 +76,7 @@ impl<B: Backend> Glm<B> {
     ) -> Result<Self> {
         let shape = CacheShape::new(&config, options.drafts);
         let scratch = Scratch::new(&mut backend, &config, options.rows)?;
-        let logits = (backend.allocate(Element::F32, config.vocab_size)?, 1);
+        let head = Head::new(&mut backend, config.vocab_size)?;
         Ok(Self {
             backend,
             config,
@@ -86,7 +87,7 @@ impl<B: Backend> Glm<B> {
             arithmetic_id,
             sequences: BTreeMap::new(),
             opened: 0,
-            logits,
+            head,
         })
     }
 
@@ -102,13 +103,23 @@ impl<B: Backend> Glm<B> {
 
     /// [`LanguageModel::forward`] with somebody looking.
     pub fn forward_probed(&mut self, batch: &Batch, probe: &mut dyn Probe) -> Result<Logits> {
+        self.append(batch, probe, |model, wanted| model.head.read(&mut model.backend, wanted))
+    }
+
+    /// Appends a batch's rows; `read` takes what is wanted of the logits of so many rows.
+    fn append<T>(
+        &mut self,
+        batch: &Batch,
+        probe: &mut dyn Probe,
+        read: impl FnOnce(&mut Self, usize) -> Result<T>,
+    ) -> Result<T> {
         self.check(batch)?;
         for span in &batch.spans {
             if let Some(sequence) = self.sequences.get_mut(&span.sequence) {
                 sequence.reserve(&mut self.backend, &self.config, &self.shape, span.rows())?;
             }
         }
-        let result = self.step(batch, probe);
+        let result = self.step(batch, probe, read);
         for span in &batch.spans {
             if let Some(sequence) = self.sequences.get_mut(&span.sequence) {
                 sequence.pending = Some(Pending { sure: span.sure.len(), drafts: span.drafts.len() });
@@ -169,23 +180,29 @@ impl<B: Backend> Glm<B> {
         Ok(placed)
     }
 
-    /// Runs a checked batch as one step of the device.
-    fn step(&mut self, batch: &Batch, probe: &mut dyn Probe) -> Result<Logits> {
+    /// Runs a checked batch as one step of the device, and waits for what `read` takes.
+    fn step<T>(
+        &mut self,
+        batch: &Batch,
+        probe: &mut dyn Probe,
+        read: impl FnOnce(&mut Self, usize) -> Result<T>,
+    ) -> Result<T> {
         self.backend.begin_step()?;
-        let result = self.run(batch, probe);
+        let result = self.run(batch, probe).and_then(|wanted| read(self, wanted));
         // Ended after an error too: later copies must not wait for a step that never ends.
         let ended = self.backend.end_step();
-        let logits = result?;
+        let read = result?;
         ended?;
-        Ok(logits)
+        self.backend.synchronize()?;
+        Ok(read)
     }
 
-    /// Embeds the rows, runs the layers, and reads the wanted logits.
-    fn run(&mut self, batch: &Batch, probe: &mut dyn Probe) -> Result<Logits> {
+    /// Embeds the rows, runs the layers and the head. Returns the number of rows whose logits are wanted.
+    fn run(&mut self, batch: &Batch, probe: &mut dyn Probe) -> Result<usize> {
         let placed = self.placed(batch)?;
         let rows: usize = batch.spans.iter().map(Span::rows).sum();
         if rows == 0 {
-            return Ok(Logits { vocabulary: self.config.vocab_size, values: Vec::new() });
+            return Ok(0);
         }
         let tokens: Vec<u32> =
             batch.spans.iter().flat_map(|s| s.sure.iter().chain(&s.drafts)).copied().collect();
@@ -202,7 +219,8 @@ impl<B: Backend> Glm<B> {
         for layer in 0..self.weights.layers.len() {
             self.run_layer(layer, (&mut kda, &mut dsa), &placed, rows, probe)?;
         }
-        self.read_logits(&placed, rows, probe)
+        let Self { backend, config, weights, scratch, head, .. } = self;
+        head.run(backend, config, (weights, scratch), (&placed, rows), probe)
     }
 
     fn run_layer(
@@ -257,49 +275,6 @@ impl<B: Backend> Glm<B> {
         leave(backend, config, scratch, rows)?;
         look(backend, probe, Point::Streams(index), &stream_rows(config, scratch, rows))
     }
-
-    /// The head on the wanted rows.
-    fn read_logits(
-        &mut self,
-        placed: &[(usize, &Span)],
-        rows: usize,
-        probe: &mut dyn Probe,
-    ) -> Result<Logits> {
-        let (hidden, vocabulary) = (self.config.hidden_size, self.config.vocab_size);
-        let wanted: Vec<u32> = placed
-            .iter()
-            .flat_map(|(first, span)| {
-                let rows = match span.want {
-                    Want::Nothing => 0..0,
-                    Want::Next => span.sure.len() - 1..span.rows(),
-                    Want::All => 0..span.rows(),
-                };
-                rows.map(move |row| (first + row) as u32)
-            })
-            .collect();
-        let mut logits = Logits { vocabulary, values: vec![0.0; wanted.len() * vocabulary] };
-        if wanted.is_empty() {
-            self.backend.synchronize()?;
-            return Ok(logits);
-        }
-        if self.logits.1 < wanted.len() {
-            self.logits = (self.backend.allocate(Element::F32, wanted.len() * vocabulary)?, wanted.len());
-        }
-        let backend = &mut self.backend;
-        backend.write_u32(&self.scratch.wanted, 0, &wanted)?;
-        let mean = Rows::dense(&self.scratch.y, rows, hidden);
-        let streams = stream_rows(&self.config, &self.scratch, rows);
-        backend.mean_streams(&MeanStreams { out: mean.clone(), streams })?;
-        let x = Rows::dense(&self.scratch.x, wanted.len(), hidden);
-        backend.gather_rows(&GatherRows { out: x.clone(), x: mean, index: self.scratch.wanted.clone() })?;
-        let (weight, epsilon) = (self.weights.norm.clone(), self.config.rms_norm_eps);
-        backend.rms_norm(&RmsNorm { out: x.clone(), x: x.clone(), weight, epsilon })?;
-        look(backend, probe, Point::FinalNorm, &x)?;
-        let out = Rows::dense(&self.logits.0, wanted.len(), vocabulary);
-        backend.linear(&Linear { out, x, matrix: self.weights.head.clone() })?;
-        backend.read_f32(&self.logits.0, 0, &mut logits.values)?;
-        Ok(logits)
-    }
 }
 
 impl<B: Backend> LanguageModel for Glm<B> {
@@ -329,6 +304,10 @@ impl<B: Backend> LanguageModel for Glm<B> {
 
     fn forward(&mut self, batch: &Batch) -> Result<Logits> {
         self.forward_probed(batch, &mut Nobody)
+    }
+
+    fn forward_best(&mut self, batch: &Batch) -> Result<Vec<Best>> {
+        self.append(batch, &mut Nobody, |model, wanted| model.head.read_best(&mut model.backend, wanted))
     }
 
     fn commit(&mut self, sequence: SequenceId, accepted: usize) -> Result<()> {

@@ -128,6 +128,25 @@ impl Logits {
     }
 }
 
+/// The best logit of a row: a NaN if there is one, else the largest, and the lowest token among equals.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Best {
+    /// The token.
+    pub token: u32,
+    /// Its logit.
+    pub logit: f32,
+}
+
+impl Best {
+    /// That of a row.
+    pub fn of(row: &[f32]) -> Option<Self> {
+        (0..).zip(row).map(|(token, &logit)| Self { token, logit }).reduce(|best, other| {
+            let stays = best.logit.is_nan() || best.logit >= other.logit;
+            if stays { best } else { other }
+        })
+    }
+}
+
 /// Sizes that a caller must respect.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -163,6 +182,13 @@ pub trait LanguageModel: Send {
     /// Appends the batch's rows and returns the wanted logits. Each span must be committed before its sequence is in
     /// another batch. On an error no sequence of the batch has changed as far as later calls can tell.
     fn forward(&mut self, batch: &Batch) -> Result<Logits>;
+
+    /// [`forward`](Self::forward) for callers who need only the best logit of each wanted row: a device need not hand out
+    /// the others.
+    fn forward_best(&mut self, batch: &Batch) -> Result<Vec<Best>> {
+        let logits = self.forward(batch)?;
+        Ok((0..logits.rows()).filter_map(|row| Best::of(logits.row(row))).collect())
+    }
 
     /// Makes the last span's sure rows and its first `accepted` drafts part of the sequence.
     fn commit(&mut self, sequence: SequenceId, accepted: usize) -> Result<()>;

@@ -10,6 +10,7 @@ mod bank;
 mod dsa;
 mod feed;
 mod glm;
+mod head;
 mod hyper;
 mod kda;
 pub mod language;
@@ -22,4 +23,4 @@ mod scratch;
 mod sequence;
 
 pub use glm::{Glm, GlmOptions};
-pub use language::{Batch, Error, LanguageModel, Limits, Logits, Result, SequenceId, Span, Want};
+pub use language::{Batch, Best, Error, LanguageModel, Limits, Logits, Result, SequenceId, Span, Want};

@@ -26,6 +26,8 @@ pub struct Checkpoint {
     pub(crate) stored: Vec<Vec<Stored>>,
     shards: Shards,
     warnings: Vec<String>,
+    /// Whether members of stacks are drawn instead of read.
+    drawn: bool,
 }
 
 impl fmt::Debug for Checkpoint {
@@ -52,7 +54,13 @@ impl Checkpoint {
         let shards = Shards::open(&source)?;
         let stored = assemble(&table, &scheme, &shards, config.layers())?;
         let warnings = scheme.warnings();
-        Ok(Self { source, config, config_json, config_bytes, table, stored, shards, warnings })
+        Ok(Self { source, config, config_json, config_bytes, table, stored, shards, warnings, drawn: false })
+    }
+
+    /// Draws the numbers of routed experts from now on instead of reading them: for measuring speed. The files may then
+    /// have holes where these numbers would be.
+    pub fn draw_experts(&mut self) {
+        self.drawn = true;
     }
 
     /// Where the files come from.
@@ -169,7 +177,15 @@ impl Checkpoint {
                 members
                     .iter()
                     .enumerate()
-                    .map(|(i, stored)| self.load(&member_name(name, shape, i), stored))
+                    .map(|(i, stored)| {
+                        let name = member_name(name, shape, i);
+                        if self.drawn {
+                            // Other numbers for each member of each stack.
+                            let seed = (at as u64) << 16 | i as u64;
+                            return Ok(crate::drawn::draw(self.view(&name, stored)?, seed));
+                        }
+                        self.load(&name, stored)
+                    })
                     .collect()
             }
             _ => Err(no_such(name, "stack")),
@@ -217,6 +233,13 @@ impl Checkpoint {
 
     /// A stored matrix with its bytes, its scales checked.
     fn load(&self, name: &str, stored: &Stored) -> Result<QuantMatrix> {
+        let matrix = self.view(name, stored)?;
+        self.check_data(stored, &matrix)?;
+        Ok(matrix)
+    }
+
+    /// A stored matrix, its numbers unseen.
+    fn view(&self, name: &str, stored: &Stored) -> Result<QuantMatrix> {
         let bytes = |span: Option<Span>| {
             span.and_then(|span| self.bytes(span)).ok_or_else(|| no_such(name, "matrix inside its shard"))
         };
@@ -233,14 +256,10 @@ impl Checkpoint {
         };
         let whole = QuantMatrix { name: name.to_owned(), rows: stored.rows, cols: stored.cols, form };
         whole.check()?;
-        let matrix = match &stored.cut {
-            None => whole,
-            Some(cut) => {
-                whole.cut_rows(cut.clone()).ok_or_else(|| no_such(name, "matrix of so many rows"))?
-            }
-        };
-        self.check_data(stored, &matrix)?;
-        Ok(matrix)
+        match &stored.cut {
+            None => Ok(whole),
+            Some(cut) => whole.cut_rows(cut.clone()).ok_or_else(|| no_such(name, "matrix of so many rows")),
+        }
     }
 
     /// Refuses numbers that no checkpoint has: scales that are not finite, FP8 factors that are not positive, NaN codes.

@@ -8,6 +8,7 @@
 mod assemble;
 mod checkpoint;
 pub mod config;
+mod drawn;
 mod encoding;
 mod error;
 mod latent;

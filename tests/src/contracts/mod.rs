@@ -3,13 +3,15 @@
 //! Each panics where the contract is broken; `label` names the model in the message.
 
 mod panel;
+mod soak;
 
-use flint_model::{Batch, LanguageModel, SequenceId, Span, Want};
+use flint_model::{Batch, Best, LanguageModel, SequenceId, Span, Want};
 
 use crate::feeding::{Bits, Dice, append, append_cut, assert_same, best, bits, feed, whole};
 use crate::goldens::{Goldens, assert_close, floats};
 
 pub use panel::{REFERENCE, panel_score};
+pub use soak::soak;
 
 /// Longer than the selection's switch-over and than one page of every tiny model.
 const LENGTH: usize = 330;
@@ -30,6 +32,32 @@ pub fn chunked(model: &mut dyn LanguageModel, label: &str) {
         for (row, found) in feed(model, &tokens, &cuts).iter().enumerate() {
             assert_same(&format!("{label} cut as {cuts:?}, row {row}"), found, &expected[row]);
         }
+    }
+}
+
+/// The best logits that a model hands out alone are those of the whole rows, in forwards of any size.
+pub fn best_alone(model: &mut dyn LanguageModel, label: &str) {
+    let mut dice = Dice::new(9);
+    let tokens = dice.tokens(120, model.limits().vocabulary);
+    let [whole, alone] = [model.open().unwrap(), model.open().unwrap()];
+    let mut at = 0;
+    while at < tokens.len() {
+        let rows = (1 + dice.below(24)).min(tokens.len() - at);
+        let want = [Want::All, Want::Next, Want::Nothing][dice.below(3)];
+        let sure = tokens[at..at + rows].to_vec();
+        let batch =
+            |sequence| Batch { spans: vec![Span { sequence, sure: sure.clone(), drafts: Vec::new(), want }] };
+        let logits = model.forward(&batch(whole)).unwrap();
+        let found = model.forward_best(&batch(alone)).unwrap();
+        let expected: Vec<Best> = (0..logits.rows()).filter_map(|row| Best::of(logits.row(row))).collect();
+        assert_eq!(found, expected, "{label}: {rows} rows from {at}");
+        for sequence in [whole, alone] {
+            model.commit(sequence, 0).unwrap();
+        }
+        at += rows;
+    }
+    for sequence in [whole, alone] {
+        model.close(sequence).unwrap();
     }
 }
 

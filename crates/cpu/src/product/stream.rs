@@ -86,7 +86,7 @@ pub(crate) fn kernels(unit: Unit, form: &Form) -> Option<StreamKernels> {
             64 => affine::<Bf16Scales<4>>(*bits),
             _ => affine::<Bf16Scales<2>>(*bits),
         }),
-        (Unit::Dot, Form::Fp8Block { .. }) => Some(Six::<Fp8, F32Scales>::up_to(20)),
+        (Unit::Dot, Form::Fp8Block { .. }) => Some(Four::<Fp8, F32Scales>::up_to(20)),
         (Unit::Dot, Form::Plain { kind: PlainType::Bf16, .. }) => Some(Six::<Bf16, NoScales>::up_to(40)),
         // Scales of other types are rare: panels take them.
         _ => None,
@@ -94,15 +94,15 @@ pub(crate) fn kernels(unit: Unit, form: &Form) -> Option<StreamKernels> {
 }
 
 /// Where panels overtake was measured on Zen 4 from the second-level cache, in cycles of a block of an output and row:
-/// 4 bits 10.2 against 9.4 + 40 / rows; 8 bits 12.8, FP8 11.7, bf16 10.7; other widths by their lookups' number.
+/// 4 bits 10.2 against 9.4 + 40 / rows; 8 bits 12.8, FP8 11.7, bf16 10.7, 3 bits 12.5, 5 and 6 bits 14.
 fn affine<S: BlockScales>(bits: u8) -> StreamKernels {
     match bits {
-        2 => Four::<Runs2, S>::KERNELS,
-        3 => Four::<Runs3, S>::KERNELS,
+        2 => Six::<Runs2, S>::up_to(40),
+        3 => Four::<Runs3, S>::up_to(12),
         4 => Six::<Runs4, S>::up_to(40),
-        5 => Four::<Runs5, S>::KERNELS,
-        6 => Four::<Runs6, S>::KERNELS,
-        _ => Six::<Bytes8, Halved<S>>::up_to(16),
+        5 => Four::<Runs5, S>::up_to(8),
+        6 => Four::<Runs6, S>::up_to(8),
+        _ => Four::<Bytes8, Halved<S>>::up_to(16),
     }
 }
 
@@ -124,13 +124,16 @@ impl<D: DotBlock, S: BlockScales> Six<D, S> {
     }
 }
 
-/// Kernels of up to four rows, for widths whose lookups cost more.
+/// Kernels of up to four rows, for widths whose lookups take more registers.
 struct Four<D, S>(PhantomData<(D, S)>);
 
 impl<D: DotBlock, S: BlockScales> Four<D, S> {
     const TILES: &'static [StreamKernel] =
-        &[rows::<D, S, 1, 4>, rows::<D, S, 2, 4>, rows::<D, S, 3, 2>, rows::<D, S, 4, 2>];
-    const KERNELS: StreamKernels = StreamKernels { tiles: Self::TILES, most_rows: 4 };
+        &[rows::<D, S, 1, 4>, rows::<D, S, 2, 2>, rows::<D, S, 3, 2>, rows::<D, S, 4, 2>];
+
+    fn up_to(most_rows: usize) -> StreamKernels {
+        StreamKernels { tiles: Self::TILES, most_rows }
+    }
 }
 
 /// How a block's scales are stored.
@@ -242,6 +245,26 @@ unsafe fn prefetch(from: *const u8, bytes: usize) {
     }
 }
 
+/// Outputs whose scales and biases are asked for ahead: they lie apart from the codes, and waiting for them would cost
+/// as much as the products of an output.
+const SCALES_AHEAD: usize = 8;
+
+/// Asks for the scales and biases of `N` coming outputs.
+#[inline(always)]
+unsafe fn prefetch_scales<S: BlockScales, const N: usize>(run: &Stream, first: usize) {
+    let first = first + SCALES_AHEAD;
+    // SAFETY: a prefetch reads nothing, wherever it points.
+    unsafe {
+        for n in 0..N {
+            let from = run.scales.wrapping_add((first + n) * run.scale_stride);
+            prefetch(from, run.blocks * S::BYTES);
+        }
+        if let Some(start) = &run.start {
+            prefetch(start.numbers.wrapping_add(first * start.groups * 2), N * start.groups * 2);
+        }
+    }
+}
+
 /// The biases' part of the sums of `N` outputs from `first` on: 16 groups at a time, group `i` in lane `i % 16`.
 #[inline(always)]
 unsafe fn add_biases<const M: usize, const N: usize>(
@@ -271,25 +294,40 @@ unsafe fn add_biases<const M: usize, const N: usize>(
     }
 }
 
-/// The last block of an output, padded with zeros.
-struct Tail {
-    codes: [u8; 512],
-    scales: [u8; 32],
+/// The last blocks of `N` outputs, padded with zeros.
+#[repr(C, align(64))]
+struct Tails<const N: usize> {
+    codes: [[u8; 512]; N],
+    scales: [[u8; 64]; N],
 }
 
-impl Tail {
-    #[cold]
-    #[inline(never)]
-    unsafe fn new<D: DotBlock, S: BlockScales>(run: &Stream, output: usize) -> Self {
-        let mut tail = Self { codes: [0; 512], scales: [0; 32] };
-        // SAFETY: the caller vouches for the tail's codes and scales, which are shorter than a block.
-        unsafe {
-            let from = run.codes.add(output * run.code_stride + run.blocks * D::BYTES);
-            tail.codes.as_mut_ptr().copy_from_nonoverlapping(from, run.tail_codes);
-            let from = run.scales.wrapping_add(output * run.scale_stride + run.blocks * S::BYTES);
-            tail.scales.as_mut_ptr().copy_from_nonoverlapping(from, run.tail_scales);
+impl<const N: usize> Tails<N> {
+    #[inline(always)]
+    unsafe fn new<D: DotBlock, S: BlockScales>(run: &Stream, first: usize) -> Self {
+        let mut tails = Self { codes: [[0; 512]; N], scales: [[0; 64]; N] };
+        for n in 0..N {
+            // SAFETY: the caller vouches for the tails' codes and scales, which are shorter than a block.
+            unsafe {
+                let from = run.codes.add((first + n) * run.code_stride + run.blocks * D::BYTES);
+                copy_padded(&mut tails.codes[n], from, run.tail_codes);
+                let from = run.scales.wrapping_add((first + n) * run.scale_stride + run.blocks * S::BYTES);
+                copy_padded(&mut tails.scales[n], from, run.tail_scales);
+            }
         }
-        tail
+        tails
+    }
+}
+
+/// Copies `bytes` bytes to the front of `to`; no call, since short rows are nothing but tails.
+#[inline(always)]
+unsafe fn copy_padded<const SIZE: usize>(to: &mut [u8; SIZE], from: *const u8, bytes: usize) {
+    for at in (0..bytes.min(SIZE)).step_by(64) {
+        let mask = if bytes - at >= 64 { u64::MAX } else { (1 << (bytes - at)) - 1 };
+        // SAFETY: the mask leaves out what the caller does not vouch for; `SIZE` is a multiple of 64.
+        unsafe {
+            let part = _mm512_maskz_loadu_epi8(mask, from.wrapping_add(at).cast());
+            _mm512_storeu_si512(to.as_mut_ptr().add(at).cast(), part);
+        }
     }
 }
 
@@ -319,6 +357,7 @@ unsafe fn rows_outputs<D: DotBlock, S: BlockScales, const M: usize, const N: usi
     unsafe {
         let control = S::control(run.lanes);
         let ahead = run.ahead.wrapping_add(first * run.blocks * D::BYTES);
+        prefetch_scales::<S, N>(run, first);
         let mut acc = [[_mm512_setzero_ps(); N]; M];
         match &run.start {
             Some(start) => add_biases(start, first, &mut acc),
@@ -340,18 +379,9 @@ unsafe fn rows_outputs<D: DotBlock, S: BlockScales, const M: usize, const N: usi
         }
         if run.tail_codes > 0 {
             let inputs = run.inputs.add(run.blocks * Unit::Dot.steps() * M * STEP_BYTES);
-            for n in 0..N {
-                let tail = Tail::new::<D, S>(run, first + n);
-                let sums = multiply::<D, M, 1>(tail.codes.as_ptr(), 0, inputs);
-                let mut one = [[_mm512_setzero_ps(); 1]; M];
-                for m in 0..M {
-                    one[m][0] = acc[m][n];
-                }
-                scale::<S, M, 1>(tail.scales.as_ptr(), 0, control, &sums, &mut one);
-                for m in 0..M {
-                    acc[m][n] = one[m][0];
-                }
-            }
+            let tails = Tails::<N>::new::<D, S>(run, first);
+            let sums = multiply::<D, M, N>(tails.codes.as_ptr().cast(), 512, inputs);
+            scale::<S, M, N>(tails.scales.as_ptr().cast(), 64, control, &sums, &mut acc);
         }
         for m in 0..M {
             for n in 0..N {

@@ -43,3 +43,12 @@ DEVICE void team_barrier(u32 team, u32 threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(team), "r"(threads) : "memory");
 }
+
+// 1 / x, rounded to nearest, where x and the result are normal numbers: an approximation and one Newton step, as the exactly
+// rounded reciprocal does in this case.
+DEVICE float reciprocal_of_normal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return __fmaf_rn(y, __fmaf_rn(-x, y, 1.0f), y);
+}

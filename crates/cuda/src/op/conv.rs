@@ -19,7 +19,8 @@ const CHUNK_ROWS: usize = 32;
 /// Channels of a block.
 const CHANNELS: usize = 256;
 
-pub(crate) fn kda_conv(queue: &mut Queue, op: &KdaConv<CudaBuffer>) -> Result<()> {
+/// Checks the operands of [`KdaConv`]: out and u.
+pub(super) fn check(op: &KdaConv<CudaBuffer>) -> Result<(RowsF32, RowsF32)> {
     const NAME: &str = "kda_conv";
     let (out, u) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.u)?);
     let (width, taps) = (u.width, op.tap_count);
@@ -32,7 +33,13 @@ pub(crate) fn kda_conv(queue: &mut Queue, op: &KdaConv<CudaBuffer>) -> Result<()
         let rows = taps - 1 + span.logged.max(span.drafts);
         span.window.expect(NAME, Element::F32, rows * width)?;
     }
-    let parts = kda_parts(NAME, &op.spans, u.rows)?;
+    Ok((out, u))
+}
+
+pub(crate) fn kda_conv(queue: &mut Queue, op: &KdaConv<CudaBuffer>) -> Result<()> {
+    let (out, u) = check(op)?;
+    let (width, taps) = (u.width, op.tap_count);
+    let parts = kda_parts("kda_conv", &op.spans, u.rows)?;
     let rows: Vec<usize> = op.spans.iter().map(|span| span.sure + span.drafts).collect();
     let chunks = chunks(&rows, u.rows, CHUNK_ROWS);
     let blocks = [chunks.len() as u32, width.div_ceil(CHANNELS) as u32, 1];

@@ -25,7 +25,8 @@ pub(crate) fn swiglu(queue: &mut Queue, op: &SwiGlu<CudaBuffer>) -> Result<()> {
     queue.launch(&SWIGLU, elementwise(out.rows, out.width), args)
 }
 
-pub(crate) fn combine(queue: &mut Queue, op: &Combine<CudaBuffer>) -> Result<()> {
+/// Checks the operands of [`Combine`]: out, pairs, weights, shared.
+pub(super) fn check_combine(op: &Combine<CudaBuffer>) -> Result<(RowsF32, RowsF32, RowsF32, RowsF32)> {
     const NAME: &str = "combine";
     let (out, pairs) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.pairs)?);
     let (weights, shared) = (RowsF32::new(NAME, &op.weights)?, RowsF32::new(NAME, &op.shared)?);
@@ -38,6 +39,12 @@ pub(crate) fn combine(queue: &mut Queue, op: &Combine<CudaBuffer>) -> Result<()>
         let (pairs, weights, shared) = (pairs.rows, weights.rows, shared.rows);
         format!("{} rows from {pairs} pairs, {weights} weights × {picks}, {shared} shared rows", out.rows)
     })?;
+    Ok((out, pairs, weights, shared))
+}
+
+pub(crate) fn combine(queue: &mut Queue, op: &Combine<CudaBuffer>) -> Result<()> {
+    let (out, pairs, weights, shared) = check_combine(op)?;
+    let picks = weights.width;
     let args = Args::new().rows(&out).rows(&pairs).rows(&weights).rows(&shared).u32(out.width).u32(picks);
     queue.launch(&COMBINE, elementwise(out.rows, out.width), args)
 }

@@ -28,12 +28,26 @@ const SHARED_ROWS: usize = 16;
 /// Threads of a block that finishes a row: its registers allow no more.
 const FINISH_THREADS: usize = 512;
 
-pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> Result<()> {
+/// The operands of a site's begin, checked.
+pub(super) struct Pre {
+    pub(super) collapsed: RowsF32,
+    pub(super) mix: RowsF32,
+    pub(super) streams: RowsF32,
+    /// Address of the function.
+    pub(super) function: u64,
+    /// The kind of its numbers, as the kernels count.
+    pub(super) numbers: usize,
+    pub(super) outputs: usize,
+    streams_count: usize,
+}
+
+/// Checks the operands of [`HcPre`].
+pub(super) fn check_pre(op: &HcPre<CudaBuffer, CudaMatrix>) -> Result<Pre> {
     const NAME: &str = "hc_pre";
     let (collapsed, streams) = (RowsF32::new(NAME, &op.collapsed)?, RowsF32::new(NAME, &op.streams)?);
     let mix = RowsF32::new(NAME, &op.mix)?;
     let n = check(NAME, streams, collapsed, mix)?;
-    let (outputs, width, rows) = (2 * n + n * n, streams.width, streams.rows);
+    let (outputs, width) = (2 * n + n * n, streams.width);
     op.base.expect(NAME, Element::F32, outputs)?;
     op.scale.expect(NAME, Element::F32, 3)?;
     let function = op.function.plain().ok_or_else(|| Error::Unsupported {
@@ -50,15 +64,24 @@ pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> R
         PlainType::F16 => 1,
         PlainType::F32 => 2,
     };
+    Ok(Pre { collapsed, mix, streams, function: function.address, numbers, outputs, streams_count: n })
+}
+
+pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> Result<()> {
+    if super::step::enters(op) {
+        return super::step::between(queue, None, None, op, None);
+    }
+    let Pre { collapsed, mix, streams, function, numbers, outputs, streams_count: n } = check_pre(op)?;
+    let (width, rows) = (streams.width, streams.rows);
     let slices = width.div_ceil(SLICE);
-    let sums = queue.scratch(NAME, rows * slices * (outputs + 1) * 4)?;
+    let sums = queue.scratch("hc_pre", rows * slices * (outputs + 1) * 4)?;
     let threads = ((outputs + 1) * CHAINS).next_multiple_of(32);
     if rows < MANY_ROWS && threads <= FINISH_THREADS {
         let args = Args::new()
             .rows(&collapsed)
             .rows(&mix)
             .rows(&streams)
-            .address(function.address)
+            .address(function)
             .u32(numbers)
             .address(sums)
             .address(queue.counters("hc_pre rows", MANY_ROWS)?)
@@ -73,7 +96,7 @@ pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> R
     let args = Args::new()
         .address(sums)
         .rows(&streams)
-        .address(function.address)
+        .address(function)
         .u32(numbers)
         .u32(width)
         .u32(outputs)
@@ -94,15 +117,21 @@ pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> R
 }
 
 /// The arguments that a row's coefficients need.
-fn coefficients(args: Args, op: &HcPre<CudaBuffer, CudaMatrix>) -> Args {
+pub(super) fn coefficients(args: Args, op: &HcPre<CudaBuffer, CudaMatrix>) -> Args {
     args.pointer(&op.base, 0).pointer(&op.scale, 0).f32(op.norm_epsilon).f32(op.hc_epsilon).u32(op.rounds)
 }
 
-pub(crate) fn hc_post(queue: &mut Queue, op: &HcPost<CudaBuffer>) -> Result<()> {
+/// Checks the operands of [`HcPost`]: streams, y, the mix, and how many streams there are.
+pub(super) fn check_post(op: &HcPost<CudaBuffer>) -> Result<(RowsF32, RowsF32, RowsF32, usize)> {
     const NAME: &str = "hc_post";
     let (streams, y) = (RowsF32::new(NAME, &op.streams)?, RowsF32::new(NAME, &op.y)?);
     let mix = RowsF32::new(NAME, &op.mix)?;
     let n = check(NAME, streams, y, mix)?;
+    Ok((streams, y, mix, n))
+}
+
+pub(crate) fn hc_post(queue: &mut Queue, op: &HcPost<CudaBuffer>) -> Result<()> {
+    let (streams, y, mix, n) = check_post(op)?;
     let args = Args::new().rows(&streams).rows(&y).rows(&mix).u32(y.width).u32(n);
     queue.launch(&HC_POST, elementwise(y.rows, y.width), args)
 }

@@ -8,12 +8,14 @@ pub(crate) mod attend;
 pub(crate) mod conv;
 pub(crate) mod feed;
 pub(crate) mod hyper;
+pub(crate) mod join;
 pub(crate) mod norm;
 pub(crate) mod prepare;
 pub(crate) mod route;
 pub(crate) mod scan;
 pub(crate) mod select;
 mod spans;
+mod step;
 pub(crate) mod streams;
 pub(crate) mod top;
 

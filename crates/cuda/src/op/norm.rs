@@ -13,11 +13,17 @@ static RMS_NORM: Kernel = Kernel::new("rms_norm", "norms.cu");
 static LAYER_NORM: Kernel = Kernel::new("layer_norm", "norms.cu");
 static GATED_NORM: Kernel = Kernel::new("gated_norm", "norms.cu");
 
-pub(crate) fn rms_norm(queue: &mut Queue, op: &RmsNorm<CudaBuffer>) -> Result<()> {
+/// Checks the operands of [`RmsNorm`]: out and x.
+pub(super) fn check_rms(op: &RmsNorm<CudaBuffer>) -> Result<(RowsF32, RowsF32)> {
     const NAME: &str = "rms_norm";
     let (out, x) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.x)?);
     check(NAME, out, x)?;
     op.weight.expect(NAME, Element::F32, x.width)?;
+    Ok((out, x))
+}
+
+pub(crate) fn rms_norm(queue: &mut Queue, op: &RmsNorm<CudaBuffer>) -> Result<()> {
+    let (out, x) = check_rms(op)?;
     let args = Args::new().rows(&out).rows(&x).pointer(&op.weight, 0).u32(x.width).f32(op.epsilon);
     queue.launch(&RMS_NORM, row_blocks(x.rows, x.width), args)
 }
@@ -38,7 +44,8 @@ pub(crate) fn layer_norm(queue: &mut Queue, op: &LayerNorm<CudaBuffer>) -> Resul
     queue.launch(&LAYER_NORM, row_blocks(x.rows, x.width), args)
 }
 
-pub(crate) fn gated_norm(queue: &mut Queue, op: &GatedNorm<CudaBuffer>) -> Result<()> {
+/// Checks the operands of [`GatedNorm`]: out, o, gate.
+pub(super) fn check_gated(op: &GatedNorm<CudaBuffer>) -> Result<[RowsF32; 3]> {
     const NAME: &str = "gated_norm";
     let (out, o) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.o)?);
     let gate = RowsF32::new(NAME, &op.gate)?;
@@ -47,6 +54,12 @@ pub(crate) fn gated_norm(queue: &mut Queue, op: &GatedNorm<CudaBuffer>) -> Resul
     let dim = op.head_dim;
     require(NAME, dim > 0 && o.width.is_multiple_of(dim), || format!("{} channels of {dim}", o.width))?;
     op.weight.expect(NAME, Element::F32, dim)?;
+    Ok([out, o, gate])
+}
+
+pub(crate) fn gated_norm(queue: &mut Queue, op: &GatedNorm<CudaBuffer>) -> Result<()> {
+    let [out, o, gate] = check_gated(op)?;
+    let dim = op.head_dim;
     let heads = o.width / dim;
     let args = Args::new()
         .rows(&out)
@@ -66,8 +79,12 @@ fn check(op: &'static str, out: RowsF32, x: RowsF32) -> Result<()> {
     })
 }
 
-/// A block for each row; its threads, and with them the tree of the sums, follow from the width alone.
+/// Threads of a block that norms a row: they, and with them the tree of the sums, follow from the width alone.
+pub(super) fn row_threads(width: usize) -> u32 {
+    (width / 8).next_power_of_two().clamp(32, 512) as u32
+}
+
+/// A block for each row.
 fn row_blocks(rows: usize, width: usize) -> Grid {
-    let threads = (width / 8).next_power_of_two().clamp(32, 512);
-    Grid { blocks: [rows as u32, 1, 1], threads: threads as u32, shared: 0 }
+    Grid { blocks: [rows as u32, 1, 1], threads: row_threads(width), shared: 0 }
 }

@@ -11,7 +11,8 @@ use crate::queue::{Args, Queue};
 
 static KDA_PREPARE: Kernel = Kernel::new("kda_prepare", "norms.cu");
 
-pub(crate) fn kda_prepare(queue: &mut Queue, op: &KdaPrepare<CudaBuffer>) -> Result<()> {
+/// Checks the operands of [`KdaPrepare`]: q, k and v, decay, beta.
+pub(super) fn check(op: &KdaPrepare<CudaBuffer>) -> Result<[RowsF32; 3]> {
     const NAME: &str = "kda_prepare";
     let (qkv, decay) = (RowsF32::new(NAME, &op.qkv)?, RowsF32::new(NAME, &op.decay)?);
     let beta = RowsF32::new(NAME, &op.beta)?;
@@ -24,6 +25,12 @@ pub(crate) fn kda_prepare(queue: &mut Queue, op: &KdaPrepare<CudaBuffer>) -> Res
     })?;
     op.dt_bias.expect(NAME, Element::F32, channels)?;
     op.a_log.expect(NAME, Element::F32, heads)?;
+    Ok([qkv, decay, beta])
+}
+
+pub(crate) fn kda_prepare(queue: &mut Queue, op: &KdaPrepare<CudaBuffer>) -> Result<()> {
+    let [qkv, decay, beta] = check(op)?;
+    let (dim, heads) = (op.head_dim, beta.width);
     let args = Args::new()
         .rows(&qkv)
         .rows(&decay)

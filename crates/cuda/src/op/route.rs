@@ -10,6 +10,10 @@ use crate::kernels::Kernel;
 use crate::queue::{Args, Grid, Queue};
 
 static ROUTE: Kernel = Kernel::new("route", "route.cu");
+static ROUTE_FLAT: Kernel = Kernel::new("route_flat", "route.cu");
+
+/// Experts that fit in the registers of a warp: as in the kernel.
+const FLAT_EXPERTS: usize = 32 * 12;
 
 pub(crate) fn route(queue: &mut Queue, op: &Route<CudaBuffer>) -> Result<()> {
     const NAME: &str = "route";
@@ -32,11 +36,13 @@ pub(crate) fn route(queue: &mut Queue, op: &Route<CudaBuffer>) -> Result<()> {
         .rows(&logits)
         .pointer(&op.bias, 0)
         .u32(experts)
-        .u32(picked)
-        .u32(groups)
-        .u32(kept)
-        .u32(usize::from(op.normalise))
-        .f32(op.scaling);
+        .u32(picked);
+    if groups == 1 && experts <= FLAT_EXPERTS {
+        let args = args.u32(usize::from(op.normalise)).f32(op.scaling);
+        let grid = Grid { blocks: [logits.rows as u32, 1, 1], threads: 32, shared: 4 * picked as u32 };
+        return queue.launch(&ROUTE_FLAT, grid, args);
+    }
+    let args = args.u32(groups).u32(kept).u32(usize::from(op.normalise)).f32(op.scaling);
     // Ranks of experts and groups, scores, the picks.
     let shared = 8 * (experts + groups) + 4 * (experts + picked);
     queue.launch(

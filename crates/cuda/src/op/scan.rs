@@ -17,7 +17,16 @@ static KDA_LOG: Kernel = Kernel::new("kda_log", "scan.cu");
 /// Widest head: 32 columns of its state must fit in shared memory.
 const MAX_HEAD_DIM: usize = 256;
 
-pub(crate) fn kda_scan(queue: &mut Queue, op: &KdaScan<CudaBuffer>) -> Result<()> {
+/// The rows of a scan, checked.
+pub(super) struct Scanned {
+    pub(super) out: RowsF32,
+    pub(super) qkv: RowsF32,
+    pub(super) decay: RowsF32,
+    pub(super) beta: RowsF32,
+}
+
+/// Checks the operands of [`KdaScan`].
+pub(super) fn check(op: &KdaScan<CudaBuffer>) -> Result<Scanned> {
     const NAME: &str = "kda_scan";
     let (out, qkv) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.qkv)?);
     let (decay, beta) = (RowsF32::new(NAME, &op.decay)?, RowsF32::new(NAME, &op.beta)?);
@@ -36,7 +45,13 @@ pub(crate) fn kda_scan(queue: &mut Queue, op: &KdaScan<CudaBuffer>) -> Result<()
         span.state.expect(NAME, Element::F32, heads * dim * dim)?;
         span.log.expect(NAME, Element::F32, span.logged.max(span.drafts) * (3 * channels + heads))?;
     }
-    let parts = kda_parts(NAME, &op.spans, rows)?;
+    Ok(Scanned { out, qkv, decay, beta })
+}
+
+pub(crate) fn kda_scan(queue: &mut Queue, op: &KdaScan<CudaBuffer>) -> Result<()> {
+    let Scanned { out, qkv, decay, beta } = check(op)?;
+    let (dim, channels, heads) = (op.head_dim, out.width, beta.width);
+    let parts = kda_parts("kda_scan", &op.spans, out.rows)?;
     let table = queue.table(&parts, parts.len() * size_of::<KdaPart>())?;
     let args = Args::new().rows(&out).rows(&qkv).rows(&decay).rows(&beta).u32(heads).u32(dim).table(table);
     let spans = parts.len() as u32;

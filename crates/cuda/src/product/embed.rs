@@ -33,5 +33,7 @@ pub(crate) fn embed(queue: &mut Queue, op: &Embed<CudaBuffer, CudaMatrix>) -> Re
         .address(out.address)
         .u64(out.stride as u64)
         .u32(table.outputs);
-    queue.launch(kernel, Grid { blocks: [out.rows as u32, 1, 1], threads: 256, shared: 0 }, args)
+    // A few elements a thread: their codes and scales are read one after the other.
+    let blocks = [out.rows as u32, out.width.div_ceil(256) as u32, 1];
+    queue.launch(kernel, Grid { blocks, threads: 256, shared: 0 }, args)
 }

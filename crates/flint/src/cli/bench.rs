@@ -35,7 +35,10 @@ pub(crate) fn run(flags: &BenchFlags, terminal: Terminal) -> Result<ExitCode> {
     let of_threads = |&threads: &usize| ModelSettings::bench(flags, threads, context, most);
     let models: Vec<ModelSettings> = settings.threads.iter().map(of_threads).collect();
     let Some(first) = models.first() else { return Ok(ExitCode::SUCCESS) };
-    let checkpoint = Checkpoint::open(first.source.clone())?;
+    let mut checkpoint = Checkpoint::open(first.source.clone())?;
+    if flags.draw_experts {
+        checkpoint.draw_experts();
+    }
     refuse_long(&checkpoint, context)?;
     let (chosen, plan, _) = assemble::plan(&checkpoint, first)?;
     assemble::check_memory(&plan, first, terminal)?;

@@ -41,7 +41,9 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
     for tiny in TINY {
         add(format!("inside/{tiny:?}"), Box::new(move || inside(tiny, device)));
         add(format!("graphs/{tiny:?}"), Box::new(move || graphs(tiny, device)));
+        add(format!("joined/{tiny:?}"), Box::new(move || joined(tiny, device)));
         add(format!("chunked/{tiny:?}"), contract(tiny, device, contracts::chunked));
+        add(format!("best/{tiny:?}"), contract(tiny, device, contracts::best_alone));
         for seed in 0..2 {
             let run = move |model: &mut dyn LanguageModel, label: &str| {
                 contracts::drafted(model, label, 300, seed);
@@ -68,6 +70,7 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
     add("golden/text".into(), contract(Tiny::Trained, device, text));
     add("golden/panel".into(), Box::new(move || panel(device)));
     add("device/memory".into(), Box::new(move || memory(device)));
+    add("device/soak".into(), Box::new(move || soak(device)));
     checks
 }
 
@@ -144,6 +147,16 @@ fn inside(tiny: Tiny, device: usize) -> String {
     nano::compare_inside(&mut model(tiny, device, true), &mut load(tiny, cpu(nearest, 4)), INSIDE_DISTANCE)
 }
 
+/// Joined operations change no bit: decoded tokens, blocks with drafts, several sequences in a batch, prefills.
+fn joined(tiny: Tiny, device: usize) -> String {
+    let apart = Cuda::new(Options { joins: false, ..Options::device(device) }).unwrap();
+    let expected = contracts::pieces(&mut load(tiny, apart));
+    let mut joining = model(tiny, device, true);
+    let found = contracts::pieces(&mut joining);
+    contracts::same_pieces(&format!("{tiny:?} with joined operations"), &found, &expected);
+    String::new()
+}
+
 /// Graphs change no bit, and a decoded token of each row count after the second runs as one.
 fn graphs(tiny: Tiny, device: usize) -> String {
     let mut plain = model(tiny, device, false);
@@ -188,6 +201,13 @@ fn panel(device: usize) -> String {
     let score = contracts::panel_score(Box::new(model(Tiny::Trained, device, true)), options);
     assert!(score + 3 >= REFERENCE, "{score} of 200; the reference passes {REFERENCE}");
     format!("{score} of 200")
+}
+
+/// Requests that come, go and leave early give the same replies each time and leave no memory behind.
+fn soak(device: usize) -> String {
+    let options = EngineOptions { parallel: flint_contracts::sizes().sequences, ..EngineOptions::default() };
+    let watch = cuda(device, false);
+    contracts::soak(Box::new(model(Tiny::Trained, device, true)), options, || watch.memory().unwrap().0)
 }
 
 /// Sequences that come and go leave no memory behind.

@@ -98,11 +98,11 @@ impl Feeder {
                 drafts: Vec::new(),
                 want: Want::Next,
             };
-            let logits =
-                self.model.forward(&Batch { spans: sequences.iter().zip(&next).map(span).collect() })?;
-            for (row, &sequence) in sequences.iter().enumerate() {
+            let drawn_now =
+                self.model.forward_best(&Batch { spans: sequences.iter().zip(&next).map(span).collect() })?;
+            for ((next, &sequence), best) in next.iter_mut().zip(&sequences).zip(drawn_now) {
                 self.model.commit(sequence, 0)?;
-                next[row] = best(&logits, row);
+                *next = best.token;
             }
             drawn.extend(&next);
         }
@@ -124,9 +124,9 @@ impl Feeder {
         for tokens in proposed.chunks(rows) {
             let (sure, drafts) = tokens.split_at(1);
             let span = Span { sequence, sure: sure.to_vec(), drafts: drafts.to_vec(), want: Want::Next };
-            let logits = self.model.forward(&Batch { spans: vec![span] })?;
+            let best = self.model.forward_best(&Batch { spans: vec![span] })?;
             self.model.commit(sequence, 0)?;
-            drawn.extend((0..logits.rows()).map(|row| best(&logits, row)));
+            drawn.extend(best.iter().map(|best| best.token));
         }
         let seconds = began.elapsed().as_secs_f64();
         self.model.close(sequence)?;

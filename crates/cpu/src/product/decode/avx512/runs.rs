@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{DotBlock, FmaBlock, Table, code_table, float_table, shift, shift_halves};
+use super::{DotBlock, FmaBlock, Table, code_table, float_table, select, shift, shift_halves};
 
 static BF16_2: Table<u16, 64> = code_table(2);
 static BF16_4: Table<u16, 64> = code_table(4);
@@ -61,11 +61,10 @@ impl Runs4 {
     /// The first (0) or second (1) words of the lanes' runs.
     #[inline(always)]
     unsafe fn words(from: *const u8, second: usize) -> __m512i {
-        const ODD: __mmask16 = 0xAAAA;
         // SAFETY: bytes 0 to 127.
         unsafe {
-            let even = _mm512_loadu_si512(from.add(4 * second).cast());
-            _mm512_mask_loadu_epi32(even, ODD, from.add(60 + 4 * second).cast())
+            let from = from.add(4 * second);
+            select(_mm512_set1_epi64(0xFFFF_FFFF_0000_0000u64 as i64), from.add(60), from)
         }
     }
 }

@@ -43,14 +43,14 @@ impl<const BITS: usize> Windows<BITS> {
         tables
     };
 
-    /// Bytes of the windows that lie beyond the first 128 of the block.
-    const HIGH: [u64; 4] = {
-        let mut masks = [0; 4];
+    /// All bits of the windows' bytes that lie beyond the first 128 of the block.
+    const HIGH: [Table<u8, 64>; 4] = {
+        let mut masks = [const { Table([0; 64]) }; 4];
         let mut w = 0;
         while w < Self::COUNT {
             let mut i = 0;
             while i < 64 {
-                masks[w] |= ((Self::BYTES[w].0[i] >> 7) as u64) << i;
+                masks[w].0[i] = if Self::BYTES[w].0[i] < 128 { 0 } else { 0xFF };
                 i += 1;
             }
             w += 1;
@@ -95,7 +95,8 @@ impl<const BITS: usize> Windows<BITS> {
                 5 => _mm512_castsi256_si512(_mm256_loadu_si256(from.add(128).cast())),
                 _ => _mm512_loadu_si512(from.add(128).cast()),
             };
-            _mm512_mask_permutexvar_epi8(window, Self::HIGH[w], index, high)
+            let mask = (&const { Self::HIGH })[w].register(0);
+            _mm512_ternarylogic_epi32::<0xD8>(window, _mm512_permutexvar_epi8(index, high), mask)
         }
     }
 

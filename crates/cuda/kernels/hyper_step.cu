@@ -278,7 +278,7 @@ DEVICE void finish_row(float* out, float* mix, const float* streams, const float
 
 // Counts this block's arrival at the end of its rows. The last blocks, one for each row, wait until all are there; returns the
 // row that this block finishes, or `rows`. At most three blocks of a group wait; the host leaves room for the others.
-// `arrived` is zero, and again when all have gone on.
+// `arrived` is zero, and again when all have left.
 DEVICE u32 arrive(u32* arrived, u32 rows) {
     __shared__ u32 mine;
     __syncthreads();
@@ -289,13 +289,17 @@ DEVICE u32 arrive(u32* arrived, u32 rows) {
         mine = rows;
         if (before >= first) {
             mine = before - first;
-            while (*(volatile u32*)arrived < gridDim.x) {}
+            while (rows > 1 && *(volatile u32*)arrived < gridDim.x) {}
             __threadfence();
-            if (atomicAdd(arrived, 1u) == gridDim.x + rows - 1) *(volatile u32*)arrived = 0;
         }
     }
     __syncthreads();
     return mine;
+}
+
+// The last of the blocks that finish a row leaves a zero.
+DEVICE void leave(u32* arrived, u32 rows) {
+    if (threadIdx.x == 0 && (rows == 1 || atomicAdd(arrived, 1u) == gridDim.x + rows - 1)) *arrived = 0;
 }
 
 // Grid: columns in groups of 64 × groups of rows, of at most MAX_GROUP rows and no more than blocks. `arrived` has a zero for
@@ -327,4 +331,5 @@ hc_step(float* out, u32 out_stride, float* mix, u32 mix_stride, float* streams, 
     u64 row = first + mine;
     finish_row(out + row * out_stride, mix + row * mix_stride, streams + row * streams_stride, chains + row * row_chains, site,
                norm_weight, rms_epsilon, hidden);
+    leave(arrived + blockIdx.y, count);
 }

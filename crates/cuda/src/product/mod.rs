@@ -1,7 +1,8 @@
 //! Matrices and their products.
 //!
 //! `table.rs` what kernels know of a matrix, `arrange.rs` uploads, `groups.rs` which rows meet which member, `stream.rs` products
-//! of few rows, `tile.rs` of many, `rows.rs` those in fp32, `embed.rs` rows of a table.
+//! of few rows, `tile.rs` of many (`warpgroup.rs`
+//! where the device has warp groups), `rows.rs` those in fp32, `embed.rs` rows of a table.
 //!
 //! The order of every sum follows from inputs and encoding alone (`kernels/product/`): groups of 64 inputs (32 where the
 //! encoding's are) from zero on the tensor cores, folded in ascending order into slices of 512, added in ascending order.
@@ -13,6 +14,7 @@ mod rows;
 mod stream;
 pub(crate) mod table;
 mod tile;
+mod warpgroup;
 
 use flint_backend::ops::{ExpertLinear, HeadLinear, Linear};
 use flint_backend::{Element, Error, Result};
@@ -81,7 +83,9 @@ fn multiply(queue: &mut Queue, stack: &crate::matrix::Stack, groups: &Groups) ->
     if groups.rows == 0 {
         return Ok(());
     }
-    if tile::takes(groups) {
+    if tile::takes(groups) && warpgroup::takes(queue, stack) {
+        warpgroup::multiply(queue, stack, groups)?;
+    } else if tile::takes(groups) {
         tile::multiply(queue, stack, groups)?;
     } else {
         for units in &stack.units {

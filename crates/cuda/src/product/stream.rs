@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use crate::product::table::Encoding;
 
-    const H200: Limits = Limits { multiprocessors: 132, shared_bytes: 227 << 10 };
+    const H200: Limits = Limits { multiprocessors: 132, shared_bytes: 227 << 10, capability: 90 };
 
     fn plan(outputs: usize, inputs: usize, encoding: Encoding, rows: usize, groups: usize) -> Plan {
         let needs = Needs {

@@ -48,6 +48,8 @@ pub(crate) struct Limits {
     pub(crate) multiprocessors: u32,
     /// Most shared memory of a block in bytes.
     pub(crate) shared_bytes: u32,
+    /// Compute capability, major times ten plus minor.
+    pub(crate) capability: u32,
 }
 
 /// What the queue did so far.
@@ -129,8 +131,8 @@ impl Queue {
 
     /// Sizes of the device. They may choose grids, never the order of a sum.
     pub(crate) fn limits(&self) -> Limits {
-        let &DeviceInfo { multiprocessors, shared_bytes, .. } = self.device.info();
-        Limits { multiprocessors, shared_bytes }
+        let &DeviceInfo { multiprocessors, shared_bytes, capability, .. } = self.device.info();
+        Limits { multiprocessors, shared_bytes, capability }
     }
 
     /// Queues one kernel. A grid without blocks queues nothing.

@@ -1,0 +1,86 @@
+// Tensor-core products of four warps together (wgmma: sm_90a alone). Their sums have the bits of a chain of `mma_bf16`.
+#pragma once
+#include "common/tensor.cuh"
+
+// d = a · b, or d += a · b where `keep` is not zero: 64 outputs by 64 rows over sixteen inputs, by four warps together. A lane's
+// registers are those of `mma_bf16`: four outputs' warps beside each other, eight columns of eight rows. Runs on its own: neither
+// d nor a may be touched before a wait.
+DEVICE void multiply_async(float (&d)[8][4], const u32 *a, u64 b, u32 keep)
+{
+    asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, keep, 1, 1, 0;\n}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+          "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));
+}
+
+// Before the first product, and after registers or shared memory that the next ones take were written.
+DEVICE void before_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// Ends a group of products.
+DEVICE void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most `pending` of the newest groups are under way.
+template <u32 pending> DEVICE void wait_products()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// Makes this thread's writes to shared memory visible to the tensor cores' own reads.
+DEVICE void show_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Rows of 128 bytes whose pieces of sixteen are swizzled: piece p of row r lies at p ^ r % 8. `place` is a multiple of 1024.
+DEVICE u64 describe_rows(const void *place)
+{
+    // Start, then (64 · 16 bytes) from eight rows to the next eight, then the swizzle of 128 bytes.
+    return (u64)(shared_address(place) >> 4 & 0x3fffu) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+// Starts a barrier in shared memory that `arrivals` arrivals complete, again and again. A `show_shared` and a barrier of the
+// block come before its first use.
+DEVICE void start_barrier(u64 *barrier, u32 arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// An arrival that completes only with `bytes` bytes of bulk copies.
+DEVICE void arrive_with_bytes(u64 *barrier, u32 bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+// Copies `bytes` bytes (a multiple of sixteen, as are the addresses) to shared memory; the barrier counts them.
+DEVICE void copy_bulk(void *to, const void *from, u32 bytes, u64 *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+// A warp's arrival: all that its lanes read and wrote before is done.
+DEVICE void arrive_warp(u64 *barrier)
+{
+    __syncwarp();
+    if (lane_index() == 0u)
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+    __syncwarp();
+}
+
+// Waits for the barrier's completion number n, where `parity` is n % 2; the one before must be known to be complete.
+DEVICE void await_barrier(u64 *barrier, u32 parity)
+{
+    asm volatile("{\n.reg .pred done;\nagain:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}

@@ -43,6 +43,69 @@ DEVICE void read_eight_inputs(const float *x, u32 input, u32 inputs, float (&v)[
     }
 }
 
+// Inputs of a whole slice whose weights are asked for together.
+#define RUN 32u
+
+// A run of weights as they come, and as numbers.
+struct Run {
+    uint4 words[RUN / 4u];
+};
+
+DEVICE Run read_run(const u8 *weights, bool wide)
+{
+    Run run;
+#pragma unroll
+    for (u32 i = 0; i < RUN / 4u; i++)
+        if (wide || i < RUN / 8u)
+            run.words[i] = ((const uint4 *)weights)[i];
+    return run;
+}
+
+DEVICE float weight_of(const Run &run, bool wide, u32 i)
+{
+    const u32 *words = (const u32 *)run.words;
+    if (wide)
+        return __uint_as_float(words[i]);
+    return i & 1u ? bf16_high(words[i >> 1]) : bf16_low(words[i >> 1]);
+}
+
+// A whole slice of bf16 or fp32 weights whose rows begin at multiples of 16 bytes.
+template <bool WIDE>
+DEVICE void whole_slice_sums(const u8 *weights, const float *x, const Columns &columns, float (&acc)[FEW])
+{
+#pragma unroll
+    for (u32 start = 0; start < ROW_SLICE; start += RUN) {
+        Run run = read_run(weights + start * (WIDE ? 4u : 2u), WIDE);
+#pragma unroll
+        for (u32 r = 0; r < FEW; r++) {
+            if (r >= columns.count)
+                break;
+            const float4 *from = (const float4 *)(x + columns.x[r] + start);
+            float4 v[RUN / 4u];
+#pragma unroll
+            for (u32 i = 0; i < RUN / 4u; i++)
+                v[i] = from[i];
+#pragma unroll
+            for (u32 i = 0; i < RUN / 4u; i++) {
+                acc[r] = __fmaf_rn(weight_of(run, WIDE, 4u * i), v[i].x, acc[r]);
+                acc[r] = __fmaf_rn(weight_of(run, WIDE, 4u * i + 1u), v[i].y, acc[r]);
+                acc[r] = __fmaf_rn(weight_of(run, WIDE, 4u * i + 2u), v[i].z, acc[r]);
+                acc[r] = __fmaf_rn(weight_of(run, WIDE, 4u * i + 3u), v[i].w, acc[r]);
+            }
+        }
+    }
+}
+
+// Whether every row of the group begins at a multiple of 16 bytes.
+DEVICE bool rows_aligned(const float *x, const Columns &columns)
+{
+    bool aligned = true;
+#pragma unroll
+    for (u32 r = 0; r < FEW; r++)
+        aligned = aligned && (r >= columns.count || ((u64)(x + columns.x[r]) & 15u) == 0u);
+    return aligned;
+}
+
 // One slice of one output for up to FEW rows. Products of missing inputs are left out, not added as zeros.
 DEVICE void slice_sums(const RowPart &part, u32 member, u32 output, u32 slice, u32 inputs, const float *x,
                        const Columns &columns, float (&acc)[FEW])
@@ -50,6 +113,13 @@ DEVICE void slice_sums(const RowPart &part, u32 member, u32 output, u32 slice, u
 #pragma unroll
     for (u32 r = 0; r < FEW; r++)
         acc[r] = 0.0f;
+    const u8 *codes = part.codes + member * part.code_stride;
+    u64 at = (u64)output * inputs + slice * ROW_SLICE;
+    bool whole = (slice + 1u) * ROW_SLICE <= inputs && (inputs & 7u) == 0u && rows_aligned(x, columns);
+    if (whole && part.form == 0u)
+        return whole_slice_sums<false>(codes + at * 2u, x + slice * ROW_SLICE, columns, acc);
+    if (whole && part.form == 2u)
+        return whole_slice_sums<true>(codes + at * 4u, x + slice * ROW_SLICE, columns, acc);
     for (u32 input = slice * ROW_SLICE; input < min(inputs, (slice + 1u) * ROW_SLICE); input += 8u) {
         float w[8], v[8];
         read_eight(part, member, output, input, inputs, w);

@@ -3,21 +3,28 @@
 // A group is a member of the matrix and up to eight rows (columns of the instruction). A block keeps the group's inputs,
 // rounded, and walks over tiles of 16 outputs. A team of warps shares a tile: each takes slices of 512 inputs in turn, and
 // the slices' sums are added in ascending order, so that no bit hangs on the team's size. Every warp copies its own
-// weights, three chunks ahead.
+// weights, three chunks ahead; the first are on their way while the block rounds its inputs.
 #pragma once
 #include "product/encoding.cuh"
 #include "product/groups.cuh"
 
-// Chunks under way and at work.
-#define STAGES 4u
 // Units of a slice.
 #define SLICE 8u
+
+// Chunks under way and at work.
+#define STAGES 4u
 
 // Units copied at once: about 2 KiB of codes.
 template <class E> struct Chunk {
     static constexpr u32 UNITS = E::WORDS <= 2u ? 8u : E::WORDS <= 4u ? 4u : E::WORDS <= 8u ? 2u : 1u;
+    // Units whose products are interleaved.
+    static constexpr u32 UNROLLED = E::WORDS == 4u && E::FOLDS == 1u && E::ENTRY == 64u ? 2u : 1u;
+    // Where its scales begin.
     static constexpr u32 SCALES = UNITS * E::UNIT;
 };
+
+// Parts that a block keeps in shared memory.
+#define KNOWN_PARTS 8u
 
 // What a block knows of its work; addresses are of shared memory.
 struct Stream {
@@ -30,6 +37,8 @@ struct Stream {
     // Where this lane's inputs of a unit begin, and bytes from half to half; zeros for a column without a row.
     const u8 *lane_x;
     u32 lane_step;
+    // Inputs whose sums the biases need, as bits: 64, 32.
+    u32 group_sizes;
     float *sums_64;
     float *sums_32;
     float4 *slice_sums;
@@ -53,46 +62,53 @@ DEVICE void enter_slice(Walk &walk, const Stream &s)
     walk.end = min(walk.unit + SLICE, s.units);
 }
 
-DEVICE void advance(Walk &walk, const Stream &s, u32 chunk)
+// Whether that was the slice's last chunk.
+DEVICE bool advance(Walk &walk, const Stream &s, u32 chunk)
 {
     walk.unit += chunk;
     if (walk.unit < walk.end)
-        return;
+        return false;
     walk.slice += s.team_warps;
     if (walk.slice >= s.slices) {
         walk.slice = s.place;
         walk.tile += s.teams;
     }
     enter_slice(walk, s);
+    return true;
 }
 
-DEVICE void copy_bytes(u8 *to, const u8 *from, u32 bytes)
+// The first `bytes` of up to MOST bytes, a lane's sixteen of each 512; both addresses are the lane's.
+template <u32 MOST> DEVICE void copy_bytes(u8 *to, const u8 *from, u32 bytes)
 {
-    for (u32 at = lane_index() * 16u; at < bytes; at += 512u)
-        copy_async_16(to + at, from + at);
+    u32 lane = lane_index() * 16u;
+#pragma unroll
+    for (u32 at = 0; at < MOST; at += 512u)
+        if (at + lane < bytes)
+            copy_async_16(to + at, from + at);
 }
+
+// A member of a part, from a lane's first sixteen bytes on.
+struct Source {
+    const u8 *codes, *scales;
+    u32 entries, share;
+};
 
 // Starts the copy of a chunk's codes and scales.
-template <class E> DEVICE void request(const Stream &s, const Part &part, const Walk &walk, u8 *stage)
+template <class E> DEVICE void request(const Stream &s, const Source &source, const Walk &walk, u8 *stage)
 {
-    u32 units = min(Chunk<E>::UNITS, walk.end - walk.unit);
-    const u8 *codes = part.codes + ((u64)walk.tile * s.units + walk.unit) * E::UNIT;
-    if (units == Chunk<E>::UNITS) {
-        constexpr u32 BYTES = Chunk<E>::UNITS * E::UNIT;
-#pragma unroll
-        for (u32 i = 0; i < (BYTES + 511u) / 512u; i++) {
-            u32 at = i * 512u + lane_index() * 16u;
-            if (BYTES % 512u == 0u || at < BYTES)
-                copy_async_16(stage + at, codes + at);
-        }
-    } else {
-        copy_bytes(stage, codes, units * E::UNIT);
-    }
-    if (E::ENTRY != 0u) {
-        u32 first = (walk.unit * E::FOLDS) >> part.share;
-        u32 last = (((walk.unit + units) * E::FOLDS - 1u) >> part.share) + 1u;
-        const u8 *scales = part.scales + ((u64)walk.tile * part.entries + first) * E::ENTRY;
-        copy_bytes(stage + Chunk<E>::SCALES, scales, (last - first) * E::ENTRY);
+    constexpr u32 UNITS = Chunk<E>::UNITS;
+    u32 units = min(UNITS, walk.end - walk.unit);
+    const u8 *codes = source.codes + (u64)(walk.tile * s.units + walk.unit) * E::UNIT;
+    stage += lane_index() * 16u;
+    if (units == UNITS)
+        copy_bytes<UNITS * E::UNIT>(stage, codes, UNITS * E::UNIT);
+    else
+        copy_bytes<UNITS * E::UNIT>(stage, codes, units * E::UNIT);
+    if constexpr (E::ENTRY != 0u) {
+        u32 first = (walk.unit * E::FOLDS) >> source.share;
+        u32 count = ((units * E::FOLDS - 1u) >> source.share) + 1u;
+        const u8 *scales = source.scales + (u64)(walk.tile * source.entries + first) * E::ENTRY;
+        copy_bytes<UNITS * E::FOLDS * E::ENTRY>(stage + Chunk<E>::SCALES, scales, count * E::ENTRY);
     }
 }
 
@@ -102,44 +118,57 @@ DEVICE uint4 read_inputs(const Stream &s, u32 half)
     return *(const uint4 *)(s.lane_x + half * s.lane_step);
 }
 
-template <class E> DEVICE void multiply_unit(const Stream &s, const u8 *stage, u32 i, u32 unit, u32 share, float (&acc)[4])
+// `x` is where this lane's inputs of the unit begin, `sums` its columns' sums of them.
+template <class E>
+DEVICE void multiply_unit(const u8 *codes, const u8 *entries, const u8 *x, u32 step, const float *sums, float (&acc)[4])
 {
     u32 words[E::WORDS], pairs[16];
-    read_words<E::WORDS>(stage + i * E::UNIT, lane_index(), words);
+    read_words<E::WORDS>(codes, lane_index(), words);
     E::Decoder::decode(words, pairs);
-    u32 g = lane_index() >> 2, t = lane_index() & 3u;
     float partial[4];
 #pragma unroll
     for (u32 half = 0; half < 2u; half++) {
-        uint4 x = read_inputs(s, 2u * unit + half);
+        uint4 inputs = *(const uint4 *)(x + half * step);
         if (E::FOLDS == 0u) {
-            multiply_half(acc, pairs + 8u * half, x);
+            multiply_half(acc, pairs + 8u * half, inputs);
             continue;
         }
         if (E::FOLDS == 2u || half == 0u)
-            start_half(partial, pairs + 8u * half, x);
+            start_half(partial, pairs + 8u * half, inputs);
         else
-            multiply_half(partial, pairs + 8u * half, x);
+            multiply_half(partial, pairs + 8u * half, inputs);
         if (E::FOLDS == 2u || half == 1u) {
-            const u8 *entry = stage + Chunk<E>::SCALES + ((i * E::FOLDS + (E::FOLDS == 2u ? half : 0u)) >> share) * E::ENTRY;
-            const float *sums = E::FOLDS == 2u ? s.sums_32 + (2u * unit + half) * 8u : s.sums_64 + unit * 8u;
-            float2 two = E::BIASED ? *(const float2 *)(sums + 2u * t) : make_float2(0.0f, 0.0f);
-            fold_into<E>(acc, partial, read_fold<E>(entry, g), two);
+            u32 fold = E::FOLDS == 2u ? half : 0u;
+            float2 two = E::BIASED ? *(const float2 *)(sums + fold * 8u) : make_float2(0.0f, 0.0f);
+            fold_into<E>(acc, partial, read_fold<E>(entries + fold * E::ENTRY, lane_index() >> 2), two);
         }
     }
 }
 
-template <class E> DEVICE void multiply_chunk(const Stream &s, const u8 *stage, const Walk &walk, u32 share, float (&acc)[4])
+// Where entry `i` of a chunk lies. Groups of 32 share none.
+template <class E> DEVICE u32 entry_offset(u32 i, u32 share)
 {
-    u32 units = walk.end - walk.unit;
-    if (units >= Chunk<E>::UNITS) {
-#pragma unroll 2
+    return E::FOLDS == 2u ? i * 2u * E::ENTRY : (i >> share) * E::ENTRY;
+}
+
+template <class E>
+DEVICE void multiply_units(const Stream &s, const u8 *stage, const Walk &walk, u32 share, float (&acc)[4])
+{
+    const u8 *x = s.lane_x + 2u * walk.unit * s.lane_step;
+    const float *sums = (E::FOLDS == 2u ? s.sums_32 + walk.unit * 16u : s.sums_64 + walk.unit * 8u) + 2u * (lane_index() & 3u);
+    auto multiply = [&](u32 i) {
+        const u8 *entries = stage + Chunk<E>::SCALES + entry_offset<E>(i, share);
+        multiply_unit<E>(stage + i * E::UNIT, entries, x, s.lane_step, sums + i * 8u * E::FOLDS, acc);
+        x += 2u * s.lane_step;
+    };
+    if (walk.unit + Chunk<E>::UNITS <= walk.end) {
+#pragma unroll(Chunk<E>::UNROLLED)
         for (u32 i = 0; i < Chunk<E>::UNITS; i++)
-            multiply_unit<E>(s, stage, i, walk.unit + i, share, acc);
+            multiply(i);
     } else {
 #pragma unroll 1
-        for (u32 i = 0; i < units; i++)
-            multiply_unit<E>(s, stage, i, walk.unit + i, share, acc);
+        for (u32 i = 0; i < walk.end - walk.unit; i++)
+            multiply(i);
     }
 }
 
@@ -178,71 +207,46 @@ DEVICE void finish_tile(Stream &s, const Part &part, u32 tile, float4 *sums)
     write_tile(s, part, tile, total);
 }
 
-// Tiles of panels `first..last` of one part; a panel is a tile for each team.
-template <class E> DEVICE void stream_part(Stream &s, const Part &part, u32 first, u32 last)
+// Rows whose inputs a thread asks for together.
+#ifndef ROWS_AT_ONCE
+#define ROWS_AT_ONCE 2u
+#endif
+
+// Eight inputs from the `octet`th on; zeros behind the last.
+DEVICE void read_octet(const Stream &s, const float *row, u32 octet, float (&v)[8])
 {
-    u32 tiles = min(last * s.teams, part.tiles);
-    Walk now;
-    now.tile = first * s.teams + s.team, now.slice = s.place;
-    enter_slice(now, s);
-    Walk ahead = now;
-    __syncwarp();
-    for (u32 i = 0; i < STAGES - 1u; i++) {
-        if (ahead.tile < tiles) {
-            request<E>(s, part, ahead, s.stages + i * s.stage_bytes);
-            advance(ahead, s, Chunk<E>::UNITS);
-        }
-        copy_async_commit();
+    const float *from = row + octet * 8u;
+    if (octet * 8u + 8u <= s.inputs && ((u64)from & 15u) == 0u) {
+        float4 low = *(const float4 *)from, high = *(const float4 *)(from + 4);
+        v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+        v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+    } else {
+#pragma unroll
+        for (u32 k = 0; k < 8u; k++)
+            v[k] = octet * 8u + k < s.inputs ? from[k] : 0.0f;
     }
-    float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f}, total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (u32 stage = 0; now.tile < tiles; stage = (stage + 1u) % STAGES) {
-        copy_async_wait<STAGES - 2u>();
-        // The chunk is here for all lanes, and all lanes are done with the stage before it.
-        __syncwarp();
-        if (ahead.tile < tiles) {
-            request<E>(s, part, ahead, s.stages + (stage + STAGES - 1u) % STAGES * s.stage_bytes);
-            advance(ahead, s, Chunk<E>::UNITS);
-        }
-        copy_async_commit();
-        multiply_chunk<E>(s, s.stages + stage * s.stage_bytes, now, part.share, acc);
-        Walk before = now;
-        advance(now, s, Chunk<E>::UNITS);
-        if (now.slice == before.slice && now.tile == before.tile && now.unit > before.unit)
-            continue;
-        if (s.team_warps == 1u) {
-            add_slice(total, acc, before.slice == 0u);
-            if (now.tile != before.tile)
-                write_tile(s, part, before.tile, total);
-        } else {
-            float4 *sums = s.slice_sums + (s.turn * s.teams + s.team) * s.slices * 32u;
-            sums[before.slice * 32u + lane_index()] = make_float4(acc[0], acc[1], acc[2], acc[3]);
-            if (now.tile != before.tile)
-                finish_tile(s, part, before.tile, sums);
-        }
-        acc[0] = acc[1] = acc[2] = acc[3] = 0.0f;
-    }
-    copy_async_wait<0u>();
 }
 
 // Rounds the group's inputs to bf16: half units of 32, row beside row.
 DEVICE void round_inputs(const Stream &s, const float *x)
 {
-    u32 octets = s.units * 8u;
-    for (u32 i = threadIdx.x; i < octets * s.count; i += blockDim.x) {
-        u32 row = i / octets, octet = i - row * octets;
-        const float *from = x + s.columns->x[row] + octet * 8u;
-        float v[8];
-        if (octet * 8u + 8u <= s.inputs && ((u64)from & 15u) == 0u) {
-            float4 low = *(const float4 *)from, high = *(const float4 *)(from + 4);
-            v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-            v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
-        } else {
+    for (u32 octet = threadIdx.x; octet < s.units * 8u; octet += blockDim.x) {
+#pragma unroll 1
+        for (u32 first = 0; first < s.count; first += ROWS_AT_ONCE) {
+            float v[ROWS_AT_ONCE][8];
 #pragma unroll
-            for (u32 k = 0; k < 8u; k++)
-                v[k] = octet * 8u + k < s.inputs ? from[k] : 0.0f;
+            for (u32 r = 0; r < ROWS_AT_ONCE; r++)
+                if (first + r < s.count)
+                    read_octet(s, x + s.columns->x[first + r], octet, v[r]);
+            u8 *to = s.x + (octet >> 2) * 64u * s.count + first * 64u + (octet & 3u) * 16u;
+#pragma unroll
+            for (u32 r = 0; r < ROWS_AT_ONCE; r++) {
+                uint4 four = {pack_bf16(v[r][0], v[r][1]), pack_bf16(v[r][2], v[r][3]), pack_bf16(v[r][4], v[r][5]),
+                              pack_bf16(v[r][6], v[r][7])};
+                if (first + r < s.count)
+                    *(uint4 *)(to + r * 64u) = four;
+            }
         }
-        uint4 four = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
-        *(uint4 *)(s.x + (octet >> 2) * 64u * s.count + row * 64u + (octet & 3u) * 16u) = four;
     }
 }
 
@@ -252,19 +256,89 @@ DEVICE void sum_inputs(const Stream &s, bool of_64, bool of_32)
     u32 warps = blockDim.x / 32u, lane = lane_index();
     for (u32 unit = warp_index(); unit < s.units; unit += warps) {
         uint4 x[2] = {read_inputs(s, 2u * unit), read_inputs(s, 2u * unit + 1u)};
-        float whole[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        sum_half(whole, x[0]);
-        float2 first = make_float2(whole[0], whole[1]);
-        sum_half(whole, x[1]);
-        float second[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        sum_half(second, x[1]);
-        if (of_64 && lane < 4u)
-            *(float2 *)(s.sums_64 + unit * 8u + 2u * lane) = make_float2(whole[0], whole[1]);
-        if (of_32 && lane < 4u) {
-            *(float2 *)(s.sums_32 + unit * 16u + 2u * lane) = first;
-            *(float2 *)(s.sums_32 + unit * 16u + 8u + 2u * lane) = make_float2(second[0], second[1]);
+        float first[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        sum_half(first, x[0]);
+        if (of_32) {
+            float second[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            sum_half(second, x[1]);
+            if (lane < 4u) {
+                *(float2 *)(s.sums_32 + unit * 16u + 2u * lane) = make_float2(first[0], first[1]);
+                *(float2 *)(s.sums_32 + unit * 16u + 8u + 2u * lane) = make_float2(second[0], second[1]);
+            }
+        }
+        if (of_64) {
+            sum_half(first, x[1]);
+            if (lane < 4u)
+                *(float2 *)(s.sums_64 + unit * 8u + 2u * lane) = make_float2(first[0], first[1]);
         }
     }
+}
+
+DEVICE void prepare_inputs(const Stream &s, const float *x)
+{
+    round_inputs(s, x);
+    __syncthreads();
+    if (s.group_sizes != 0u)
+        sum_inputs(s, (s.group_sizes & 64u) != 0u, (s.group_sizes & 32u) != 0u);
+    __syncthreads();
+}
+
+// Tiles of panels `first..last` of one part; a panel is a tile for each team. The group's inputs are prepared behind the
+// first requests where they are not yet.
+template <class E>
+DEVICE void stream_part(Stream &s, const Part &part, u32 first, u32 last, const float *x, bool prepared)
+{
+    u32 tiles = min(last * s.teams, part.tiles), member = s.columns->member;
+    Source source;
+    source.codes = part.codes + member * part.code_stride + lane_index() * 16u;
+    source.scales = part.scales + member * part.scale_stride + lane_index() * 16u;
+    source.entries = part.entries, source.share = part.share;
+    Walk now;
+    now.tile = first * s.teams + s.team, now.slice = s.place;
+    enter_slice(now, s);
+    Walk ahead = now;
+    __syncwarp();
+    for (u32 i = 0; i < STAGES - 1u; i++) {
+        if (ahead.tile < tiles) {
+            request<E>(s, source, ahead, s.stages + i * s.stage_bytes);
+            advance(ahead, s, Chunk<E>::UNITS);
+        }
+        copy_async_commit();
+    }
+    if (!prepared)
+        prepare_inputs(s, x);
+    float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f}, total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    u32 stage = 0, free_stage = (STAGES - 1u) * s.stage_bytes, stages = STAGES * s.stage_bytes;
+#pragma unroll 1
+    while (now.tile < tiles) {
+        copy_async_wait<STAGES - 2u>();
+        // The chunk is here for all lanes, and all lanes are done with the stage before it.
+        __syncwarp();
+        if (ahead.tile < tiles) {
+            request<E>(s, source, ahead, s.stages + free_stage);
+            advance(ahead, s, Chunk<E>::UNITS);
+        }
+        copy_async_commit();
+        multiply_units<E>(s, s.stages + stage, now, source.share, acc);
+        free_stage = stage;
+        stage += s.stage_bytes;
+        stage = stage == stages ? 0u : stage;
+        u32 tile = now.tile, slice = now.slice;
+        if (!advance(now, s, Chunk<E>::UNITS))
+            continue;
+        if (s.team_warps == 1u) {
+            add_slice(total, acc, slice == 0u);
+            if (now.tile != tile)
+                write_tile(s, part, tile, total);
+        } else {
+            float4 *sums = s.slice_sums + (s.turn * s.teams + s.team) * s.slices * 32u;
+            sums[slice * 32u + lane_index()] = make_float4(acc[0], acc[1], acc[2], acc[3]);
+            if (now.tile != tile)
+                finish_tile(s, part, tile, sums);
+        }
+        acc[0] = acc[1] = acc[2] = acc[3] = 0.0f;
+    }
+    copy_async_wait<0u>();
 }
 
 // A kernel's parameters; the same order in `product/stream.rs`.
@@ -279,6 +353,9 @@ DEVICE void sum_inputs(const Stream &s, bool of_64, bool of_32)
         extern __shared__ __align__(16) u8 shared[];                                                                   \
         __shared__ Grouping grouping;                                                                                  \
         __shared__ Columns columns;                                                                                    \
+        __shared__ Part table[KNOWN_PARTS];                                                                            \
+        for (u32 i = threadIdx.x; i < min(part_count, KNOWN_PARTS) * (sizeof(Part) / 8u); i += blockDim.x)             \
+            ((u64 *)table)[i] = ((const u64 *)parts)[i];                                                               \
         Groups groups = GROUPS_OF_PARAMETERS;                                                                          \
         u32 group_count = count_groups(groups, grouping);                                                              \
         Stream s;                                                                                                      \
@@ -288,37 +365,39 @@ DEVICE void sum_inputs(const Stream &s, bool of_64, bool of_32)
         s.x = shared + 16;                                                                                             \
         if (threadIdx.x < 4u)                                                                                          \
             ((u32 *)shared)[threadIdx.x] = 0u;                                                                         \
-        s.sums_64 = (float *)(s.x + s.units * 128u * groups.columns);                                               \
+        s.group_sizes = group_sizes;                                                                                   \
+        s.sums_64 = (float *)(s.x + s.units * 128u * groups.columns);                                                  \
         s.sums_32 = s.sums_64 + ((group_sizes & 64u) ? s.units * 8u : 0u);                                             \
         s.slice_sums = (float4 *)(s.sums_32 + ((group_sizes & 32u) ? s.units * 16u : 0u));                             \
         s.stages = (u8 *)(s.slice_sums + (team_warps > 1u ? 2u * s.teams * s.slices * 32u : 0u));                      \
         s.stages += warp_index() * STAGES * stage_bytes;                                                               \
         s.stage_bytes = stage_bytes, s.columns = &columns, s.out = out, s.turn = 0u;                                   \
         u64 items = (u64)group_count * panels;                                                                         \
-        u64 item = items * blockIdx.x / gridDim.x, stop = items * (blockIdx.x + 1u) / gridDim.x;                       \
-        while (item < stop) {                                                                                          \
-            u32 group = (u32)(item / panels), first = (u32)(item % panels);                                            \
-            u32 last = (u32)min(stop - item + first, (u64)panels);                                                     \
-            item += last - first;                                                                                      \
+        __shared__ u32 item, stop;                                                                                     \
+        if (threadIdx.x == 0u) {                                                                                       \
+            item = (u32)(items * blockIdx.x / gridDim.x);                                                              \
+            stop = (u32)(items * (blockIdx.x + 1u) / gridDim.x);                                                       \
+        }                                                                                                              \
+        for (;;) {                                                                                                     \
             __syncthreads();                                                                                           \
+            if (item >= stop)                                                                                          \
+                break;                                                                                                 \
+            u32 group = item / panels, first = item % panels, last = min(stop - item + first, panels);                 \
             describe_group(groups, grouping, group, columns);                                                          \
             __syncthreads();                                                                                           \
+            if (threadIdx.x == 0u)                                                                                     \
+                item += last - first;                                                                                  \
             s.count = columns.count;                                                                                   \
-            bool has_row = lane_index() < 4u * s.count;                                                                \
+            bool has_row = lane_index() < 4u * s.count, prepared = false;                                              \
             s.lane_x = shared + (has_row ? 16u + lane_index() * 16u : 0u);                                             \
             s.lane_step = has_row ? 64u * s.count : 0u;                                                                \
-            round_inputs(s, x);                                                                                        \
-            __syncthreads();                                                                                           \
-            if (group_sizes != 0u)                                                                                     \
-                sum_inputs(s, (group_sizes & 64u) != 0u, (group_sizes & 32u) != 0u);                                   \
-            __syncthreads();                                                                                           \
             for (u32 p = 0, base = 0; p < part_count; p++) {                                                           \
-                Part part = parts[p];                                                                                  \
-                part.codes += columns.member * part.code_stride;                                                       \
-                part.scales += columns.member * part.scale_stride;                                                     \
+                const Part &part = p < KNOWN_PARTS ? table[p] : parts[p];                                              \
                 u32 count = ceil_div(part.tiles, s.teams), end = base + count;                                         \
-                if (first < end && last > base)                                                                        \
-                    RUN(s, part, max(first, base) - base, min(last, end) - base);                                      \
+                if (first < end && last > base) {                                                                      \
+                    RUN(s, part, max(first, base) - base, min(last, end) - base, x, prepared);                         \
+                    prepared = true;                                                                                   \
+                }                                                                                                      \
                 base = end;                                                                                            \
             }                                                                                                          \
         }                                                                                                              \

@@ -15,7 +15,7 @@ const SLICE: usize = 64;
 const FEW: usize = 4;
 const TILE: usize = 64;
 /// Rows from which tiles pay.
-const MANY: usize = 16;
+const MANY: usize = 512;
 /// Warps of a block for few rows.
 const WARPS: usize = 4;
 /// Most groups side by side.

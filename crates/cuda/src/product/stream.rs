@@ -19,6 +19,8 @@ const SLICE: usize = 8;
 const STATIC_SHARED: usize = 5 << 10;
 /// Share of the warps' turns that must be filled for a larger team not to be tried.
 const FILLED: f64 = 0.9;
+/// The same for blocks of fewer warps.
+const HALF_FILLED: f64 = 0.6;
 
 /// Threads and shared memory of a launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,31 +63,37 @@ impl Needs {
         16 + self.units * 128 * columns + sums + slices + warps * STAGES * self.chunk
     }
 
-    /// The plan for `groups(columns)` groups of up to `columns` rows.
+    /// The plan for `groups(columns)` groups of up to `columns` rows. Blocks have fewer warps only where the matrix is so
+    /// small that the device would stand half empty.
     fn plan(&self, limits: Limits, rows: usize, groups: impl Fn(usize) -> usize) -> Option<Plan> {
         let most = (limits.shared_bytes as usize).saturating_sub(STATIC_SHARED);
         let widths = [8, 4, 2, 1].map(|columns: usize| columns.min(rows.max(1)));
-        let (columns, warps) = widths
+        let (columns, most_warps) = widths
             .into_iter()
             .flat_map(|columns| [(columns, 16), (columns, 8)])
             .find(|&(columns, warps)| self.shared(columns, warps, warps) <= most)?;
         let groups = groups(columns);
         let mut best: Option<(f64, Plan)> = None;
-        for team in [1, 2, 4, 8, 16] {
-            let shared = self.shared(columns, warps, team);
-            if team > warps || team > self.units.div_ceil(SLICE) || shared > most {
-                continue;
-            }
-            let teams = warps / team;
-            let panels: usize = self.tiles.iter().map(|tiles| tiles.div_ceil(teams)).sum();
-            let blocks = (limits.multiprocessors as usize).min(panels * groups).max(1);
-            let turns = (panels * groups).div_ceil(blocks) * limits.multiprocessors as usize * teams;
-            let filled = (self.tiles.iter().sum::<usize>() * groups) as f64 / turns.max(1) as f64;
-            if best.is_none_or(|(other, _)| filled > other) {
-                best = Some((filled, Plan { columns, warps, team, blocks, panels, shared }));
-            }
-            if filled >= FILLED {
+        for warps in [16, 8, 4].into_iter().filter(|&warps| warps <= most_warps) {
+            if best.is_some_and(|(filled, _)| filled >= HALF_FILLED) {
                 break;
+            }
+            for team in [1, 2, 4, 8, 16] {
+                let shared = self.shared(columns, warps, team);
+                if team > warps || team > self.units.div_ceil(SLICE) || shared > most {
+                    continue;
+                }
+                let teams = warps / team;
+                let panels: usize = self.tiles.iter().map(|tiles| tiles.div_ceil(teams)).sum();
+                let blocks = (limits.multiprocessors as usize).min(panels * groups).max(1);
+                let turns = (panels * groups).div_ceil(blocks) * limits.multiprocessors as usize * teams;
+                let filled = (self.tiles.iter().sum::<usize>() * groups) as f64 / turns.max(1) as f64;
+                if best.is_none_or(|(other, _)| filled > other) {
+                    best = Some((filled, Plan { columns, warps, team, blocks, panels, shared }));
+                }
+                if filled >= FILLED {
+                    break;
+                }
             }
         }
         best.map(|(_, plan)| plan)
@@ -159,6 +167,15 @@ mod tests {
                     assert!(turns * 7 <= tiles * 10, "{outputs} × {inputs}, {rows} rows: {plan:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn small_matrices_use_every_multiprocessor() {
+        let four = Encoding::Affine { bits: 4, group: 64, wide: false };
+        for (outputs, inputs) in [(4096, 2048), (8192, 128), (4096, 4096)] {
+            let plan = plan(outputs, inputs, four, 1, 1);
+            assert_eq!(plan.blocks, 128, "{outputs} × {inputs}: {plan:?}");
         }
     }
 

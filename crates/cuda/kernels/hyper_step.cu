@@ -21,6 +21,8 @@
 #define EACH 8
 // Threads that collapse a row, and a warp for its coefficients.
 #define MAX_THREADS (512 + 32)
+// Rows that a block takes together.
+#define MAX_GROUP 4
 // Bytes of a chain's numbers in shared memory: the widest kind, and what keeps chains in different banks.
 #define ROOM (CHAIN * 4 + 16)
 
@@ -34,7 +36,7 @@ struct Left {
     const float* pairs;
     const float* weights;
     const float* shared;
-    u64 pairs_stride;
+    u64 y_stride, mix_stride, pairs_stride, weights_stride, shared_stride;
     u32 picks;
 };
 
@@ -69,16 +71,18 @@ DEVICE float4 four_of(const u8* chain, u32 numbers, u32 i) {
 }
 
 // One column of what a block of the network left: y, or the sum over the row's experts.
-DEVICE float left_column(const Left& left, u32 column) {
-    if (left.picks == 0) return left.y[column];
-    float shared = left.shared[column], total = 0.0f;
+DEVICE float left_column(const Left& left, u64 row, u32 column) {
+    if (left.picks == 0) return left.y[row * left.y_stride + column];
+    const float* weights = left.weights + row * left.weights_stride;
+    const float* pairs = left.pairs + row * left.picks * left.pairs_stride + column;
+    float shared = left.shared[row * left.shared_stride + column], total = 0.0f;
     for (u32 first = 0; first < left.picks; first += 8) {
         float weight[8], pair[8];
 #pragma unroll
         for (u32 j = 0; j < 8; ++j) {
             bool there = first + j < left.picks;
-            weight[j] = there ? left.weights[first + j] : 0.0f;
-            pair[j] = there ? left.pairs[(first + j) * left.pairs_stride + column] : 0.0f;
+            weight[j] = there ? weights[first + j] : 0.0f;
+            pair[j] = there ? pairs[(first + j) * left.pairs_stride] : 0.0f;
         }
 #pragma unroll
         for (u32 j = 0; j < 8; ++j)
@@ -87,10 +91,14 @@ DEVICE float left_column(const Left& left, u32 column) {
     return __fadd_rn(total, shared);
 }
 
-// This block's columns of the row's streams, mixed first when a site is left.
-DEVICE void take_columns(float (*x)[CHAIN + 4], float* streams, const Left& left, u32 hidden) {
-    for (u32 i = threadIdx.x; i < CHAIN; i += blockDim.x) {
-        u32 column = blockIdx.x * CHAIN + i;
+// This block's columns of some rows' streams, mixed first when a site is left.
+DEVICE void take_columns(float (*rooms)[STREAMS][CHAIN + 4], float* all_streams, u64 streams_stride, const Left& left, u32 hidden,
+                         u64 first_row, u32 rows) {
+    for (u32 at = threadIdx.x; at < rows * CHAIN; at += blockDim.x) {
+        u64 row = first_row + at / CHAIN;
+        u32 i = at % CHAIN, column = blockIdx.x * CHAIN + i;
+        float(*x)[CHAIN + 4] = rooms[at / CHAIN];
+        float* streams = all_streams + row * streams_stride;
         float before[STREAMS];
 #pragma unroll
         for (u32 j = 0; j < STREAMS; ++j) before[j] = streams[j * hidden + column];
@@ -99,11 +107,11 @@ DEVICE void take_columns(float (*x)[CHAIN + 4], float* streams, const Left& left
             for (u32 j = 0; j < STREAMS; ++j) x[j][i] = before[j];
             continue;
         }
+        float y = left_column(left, row, column);
         float mix[STREAMS + STREAMS * STREAMS];
 #pragma unroll
-        for (u32 j = 0; j < STREAMS + STREAMS * STREAMS; ++j) mix[j] = left.mix[j];
-        float y = left_column(left, column);
-        if (left.picks > 0) left.y[column] = y;
+        for (u32 j = 0; j < STREAMS + STREAMS * STREAMS; ++j) mix[j] = left.mix[row * left.mix_stride + j];
+        if (left.picks > 0) left.y[row * left.y_stride + column] = y;
 #pragma unroll
         for (u32 j = 0; j < STREAMS; ++j) {
             float total = __fmul_rn(mix[j], y);
@@ -268,45 +276,60 @@ DEVICE void finish_row(float* out, float* mix, const float* streams, const float
     collapse(out, pre, columns, weight, norm_weight != nullptr, rms_epsilon, hidden, room);
 }
 
-// Grid: columns in groups of 64 × rows. `arrived` has a zero for each row, and again when it is done. Threads: those of a norm
-// of this width, and a warp.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS)
-hc_step(float* out, u32 out_stride, float* mix, u32 mix_stride, float* streams, u32 streams_stride, const u8* function,
-        u32 numbers, float* chains, u32* arrived, u32 hidden, const float* base, const float* scale, float norm_epsilon,
-        float epsilon, u32 rounds, float* y, u32 y_stride, const float* left_mix, u32 left_mix_stride, const float* pairs,
-        u32 pairs_stride, const float* weights, u32 weights_stride, const float* shared, u32 shared_stride, u32 picks,
-        const float* norm_weight, float rms_epsilon) {
-    __shared__ __align__(16) u8 numbers_room[OUTPUTS * STREAMS][ROOM];
-    __shared__ __align__(16) float x[STREAMS][CHAIN + 4];
-    __shared__ u32 last;
-    u64 row = blockIdx.y;
-    Site site = {function, base, scale, numbers, rounds, norm_epsilon, epsilon};
-    Left left = {y ? y + row * y_stride : nullptr,
-                 left_mix + row * left_mix_stride,
-                 pairs + row * picks * pairs_stride,
-                 weights + row * weights_stride,
-                 shared + row * shared_stride,
-                 pairs_stride,
-                 picks};
-    streams += row * streams_stride;
-    chains += row * gridDim.x * STREAMS * SUMS;
-    request_function(numbers_room, site, hidden);
-    take_columns(x, streams, left, hidden);
-    copy_async_wait<0>();
-    __syncthreads();
-    for (u32 chain = threadIdx.x; chain < SUMS * STREAMS; chain += blockDim.x) {
-        float sum = chain_sum(numbers_room, x, numbers, chain);
-        chains[((u64)chain * gridDim.x) + blockIdx.x] = sum;
-    }
+// Counts this block's arrival at the end of its rows. The last blocks, one for each row, wait until all are there; returns the
+// row that this block finishes, or `rows`. At most three blocks of a group wait; the host leaves room for the others.
+// `arrived` is zero, and again when all have left.
+DEVICE u32 arrive(u32* arrived, u32 rows) {
+    __shared__ u32 mine;
     __syncthreads();
     if (threadIdx.x == 0) {
         // What this block wrote is seen by whoever sees its arrival.
         __threadfence();
-        last = atomicAdd(arrived + row, 1u) == gridDim.x - 1;
-        if (last) arrived[row] = 0;
-        __threadfence();
+        u32 before = atomicAdd(arrived, 1u), first = gridDim.x - rows;
+        mine = rows;
+        if (before >= first) {
+            mine = before - first;
+            while (rows > 1 && *(volatile u32*)arrived < gridDim.x) {}
+            __threadfence();
+        }
     }
     __syncthreads();
-    if (!last) return;
-    finish_row(out + row * out_stride, mix + row * mix_stride, streams, chains, site, norm_weight, rms_epsilon, hidden);
+    return mine;
+}
+
+// The last of the blocks that finish a row leaves a zero.
+DEVICE void leave(u32* arrived, u32 rows) {
+    if (threadIdx.x == 0 && (rows == 1 || atomicAdd(arrived, 1u) == gridDim.x + rows - 1)) *arrived = 0;
+}
+
+// Grid: columns in groups of 64 × groups of rows, of at most MAX_GROUP rows and no more than blocks. `arrived` has a zero for
+// each group. Threads: those of a norm of this width, and a warp.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+hc_step(float* out, u32 out_stride, float* mix, u32 mix_stride, float* streams, u32 streams_stride, const u8* function,
+        u32 numbers, float* chains, u32* arrived, u32 hidden, u32 rows, const float* base, const float* scale, float norm_epsilon,
+        float epsilon, u32 rounds, float* y, u32 y_stride, const float* left_mix, u32 left_mix_stride, const float* pairs,
+        u32 pairs_stride, const float* weights, u32 weights_stride, const float* shared, u32 shared_stride, u32 picks,
+        const float* norm_weight, float rms_epsilon) {
+    __shared__ __align__(16) u8 numbers_room[OUTPUTS * STREAMS][ROOM];
+    __shared__ __align__(16) float x[MAX_GROUP][STREAMS][CHAIN + 4];
+    Site site = {function, base, scale, numbers, rounds, norm_epsilon, epsilon};
+    Left left = {y,        left_mix,        pairs,        weights,        shared, y_stride, left_mix_stride, pairs_stride,
+                 weights_stride, shared_stride, picks};
+    u32 each = ceil_div(rows, gridDim.y), first = blockIdx.y * each, count = min(each, rows - first);
+    u64 row_chains = (u64)gridDim.x * STREAMS * SUMS;
+    request_function(numbers_room, site, hidden);
+    take_columns(x, streams, streams_stride, left, hidden, first, count);
+    copy_async_wait<0>();
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < count * SUMS * STREAMS; i += blockDim.x) {
+        u32 row = i / (SUMS * STREAMS), chain = i % (SUMS * STREAMS);
+        float sum = chain_sum(numbers_room, x[row], numbers, chain);
+        chains[(first + row) * row_chains + (u64)chain * gridDim.x + blockIdx.x] = sum;
+    }
+    u32 mine = arrive(arrived + blockIdx.y, count);
+    if (mine >= count) return;
+    u64 row = first + mine;
+    finish_row(out + row * out_stride, mix + row * mix_stride, streams + row * streams_stride, chains + row * row_chains, site,
+               norm_weight, rms_epsilon, hidden);
+    leave(arrived + blockIdx.y, count);
 }

@@ -20,6 +20,10 @@ const STREAMS: usize = 4;
 const CHAIN: usize = 64;
 const WIDTHS: usize = 128;
 const MOST_HIDDEN: usize = 4096;
+/// Rows that a block takes together: as in the kernel.
+const GROUP: usize = 4;
+/// Multiprocessors from which blocks may take rows together.
+const LEAST_MULTIPROCESSORS: u32 = 48;
 /// Below this a reciprocal might not be a normal number.
 const LEAST_EPSILON: f32 = 1e-20;
 /// As in `kernels/kda_step.cu`.
@@ -97,7 +101,8 @@ pub(super) fn between(
         .u32(site.numbers)
         .address(sums)
         .address(queue.counters("hc_step rows", MOST_ROWS)?)
-        .u32(hidden);
+        .u32(hidden)
+        .u32(site.streams.rows);
     args = hyper::coefficients(args, pre);
     args = match post {
         Some(post) => {
@@ -122,7 +127,10 @@ pub(super) fn between(
     };
     // The norm's threads, whose number its sum hangs on, and a warp for the coefficients.
     let threads = norm::row_threads(hidden) + 32;
-    let grid = Grid { blocks: [chains as u32, site.streams.rows as u32, 1], threads, shared: 0 };
+    // Blocks that finish a group's rows wait for each other: they must leave most of the device to the others.
+    let together = if queue.limits().multiprocessors < LEAST_MULTIPROCESSORS { 1 } else { GROUP.min(chains) };
+    let blocks = [chains as u32, site.streams.rows.div_ceil(together) as u32, 1];
+    let grid = Grid { blocks, threads, shared: 0 };
     queue.launch(&HC_STEP, grid, args)
 }
 

@@ -1,5 +1,6 @@
 // Products of few rows with affine codes whose scales are fp32 (or were fp16).
-// Its registers have no room for more.
+// fp32 scales take registers: blocks have half the threads.
+#define MOST_THREADS 256
 #define ROWS_AT_ONCE 1u
 #include "product/stream.cuh"
 

@@ -11,6 +11,11 @@
 // Units of a slice.
 #define SLICE 8u
 
+// Threads of a block; a unit that needs more registers has fewer. As in `src/product/stream.rs`.
+#ifndef MOST_THREADS
+#define MOST_THREADS 512
+#endif
+
 // Chunks under way and at work.
 #define STAGES 4u
 
@@ -348,7 +353,7 @@ DEVICE void stream_part(Stream &s, const Part &part, u32 first, u32 last, const 
 
 // Runs panels `first..last` of a part; each kernel has its own encodings.
 #define STREAM_KERNEL(NAME, RUN)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(512, 1) NAME(STREAM_PARAMETERS)                                       \
+    extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1) NAME(STREAM_PARAMETERS)                              \
     {                                                                                                                  \
         extern __shared__ __align__(16) u8 shared[];                                                                   \
         __shared__ Grouping grouping;                                                                                  \

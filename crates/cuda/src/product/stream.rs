@@ -42,6 +42,8 @@ struct Needs {
     chunk: usize,
     summed_64: bool,
     summed_32: bool,
+    /// Most warps of a block; as in the kernels' sources.
+    most_warps: usize,
 }
 
 impl Needs {
@@ -53,6 +55,7 @@ impl Needs {
             chunk: units.parts.iter().map(|(encoding, _)| encoding.chunk_bytes()).max().unwrap_or(0),
             summed_64: summed(64),
             summed_32: summed(32),
+            most_warps: if units.family == Family::Wide { 8 } else { 16 },
         }
     }
 
@@ -68,10 +71,10 @@ impl Needs {
     fn plan(&self, limits: Limits, rows: usize, groups: impl Fn(usize) -> usize) -> Option<Plan> {
         let most = (limits.shared_bytes as usize).saturating_sub(STATIC_SHARED);
         let widths = [8, 4, 2, 1].map(|columns: usize| columns.min(rows.max(1)));
-        let (columns, most_warps) = widths
-            .into_iter()
-            .flat_map(|columns| [(columns, 16), (columns, 8)])
-            .find(|&(columns, warps)| self.shared(columns, warps, warps) <= most)?;
+        let (columns, most_warps) =
+            widths.into_iter().flat_map(|columns| [(columns, 16), (columns, 8)]).find(
+                |&(columns, warps)| warps <= self.most_warps && self.shared(columns, warps, warps) <= most,
+            )?;
         let groups = groups(columns);
         let mut best: Option<(f64, Plan)> = None;
         for warps in [16, 8, 4].into_iter().filter(|&warps| warps <= most_warps) {
@@ -146,6 +149,7 @@ mod tests {
             chunk: encoding.chunk_bytes(),
             summed_64: encoding.summed() == 64,
             summed_32: encoding.summed() == 32,
+            most_warps: 16,
         };
         needs.plan(H200, rows, |_| groups).unwrap()
     }

@@ -242,9 +242,15 @@ fn a_model_that_returns_too_few_logits_fails_its_requests_by_name() {
         }
     }
     let engine = Engine::start(Box::new(Short(ToyLm::new(LIMITS, 1))), EngineOptions::default());
-    let (_, end) = tokens(&mut engine.handle().submit(request(&[1], 3)).unwrap());
-    let Event::Failed(error @ Error::Broken { .. }) = end else { panic!("{end:?}") };
-    assert!(error.to_string().contains("31 logits for a vocabulary of 32"), "{error}");
+    // A greedy request sees the best logits alone, one with log-probabilities the whole rows.
+    for (logprobs, found) in
+        [(None, "the best logits of 0 rows"), (Some(0), "31 logits for a vocabulary of 32")]
+    {
+        let asked = flint_engine::Request { logprobs, ..request(&[1], 3) };
+        let (_, end) = tokens(&mut engine.handle().submit(asked).unwrap());
+        let Event::Failed(error @ Error::Broken { .. }) = end else { panic!("{end:?}") };
+        assert!(error.to_string().contains(found), "{error}");
+    }
 }
 
 #[test]

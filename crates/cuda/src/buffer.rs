@@ -61,7 +61,7 @@ impl CudaBuffer {
     }
 
     /// Refuses another type, or fewer than `len` elements.
-    pub(crate) fn expect(&self, op: &'static str, element: Element, len: usize) -> Result<()> {
+    pub(crate) fn require(&self, op: &'static str, element: Element, len: usize) -> Result<()> {
         if self.0.element == element && self.0.len >= len {
             return Ok(());
         }

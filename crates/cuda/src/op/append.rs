@@ -61,9 +61,9 @@ fn indexer(op: &DsaAppend<CudaBuffer>, rows: usize) -> Result<Option<(RowsF32, R
     require(NAME, op.ring_rows >= op.kpool, || {
         format!("a ring of {} rows for pools of {}", op.ring_rows, op.kpool)
     })?;
-    ape.expect(NAME, Element::F32, op.kpool * keys.width)?;
+    ape.require(NAME, Element::F32, op.kpool * keys.width)?;
     for span in &op.spans {
-        span.ring.expect(NAME, Element::F32, op.ring_rows * 2 * keys.width)?;
+        span.ring.require(NAME, Element::F32, op.ring_rows * 2 * keys.width)?;
     }
     Ok(Some((keys, gates, ape.at(0))))
 }

@@ -38,7 +38,7 @@ pub(crate) fn attend(queue: &mut Queue, op: &Attend<CudaBuffer>) -> Result<()> {
     require(NAME, out.width == q.width && out.rows == q.rows, || {
         format!("{} × {} from {} × {}", out.rows, out.width, q.rows, q.width)
     })?;
-    op.picks.expect(NAME, Element::U32, q.rows * op.pools_kept)?;
+    op.picks.require(NAME, Element::U32, q.rows * op.pools_kept)?;
     let shape = PageShape { kpool: op.kpool, page_rows: op.page_rows, latent_width: rank, key_width: 0 };
     let tables = DsaTables::new(queue, NAME, &op.spans, q.rows, shape)?;
     let (rows, heads) = (q.rows, q.width / rank);

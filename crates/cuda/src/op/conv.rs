@@ -28,10 +28,10 @@ pub(super) fn check(op: &KdaConv<CudaBuffer>) -> Result<(RowsF32, RowsF32)> {
         format!("{} × {} from {} × {width}", out.rows, out.width, u.rows)
     })?;
     require(NAME, (1..=MAX_TAPS).contains(&taps), || format!("{taps} taps, 1 to {MAX_TAPS} are possible"))?;
-    op.taps.expect(NAME, Element::F32, width * taps)?;
+    op.taps.require(NAME, Element::F32, width * taps)?;
     for span in &op.spans {
         let rows = taps - 1 + span.logged.max(span.drafts);
-        span.window.expect(NAME, Element::F32, rows * width)?;
+        span.window.require(NAME, Element::F32, rows * width)?;
     }
     Ok((out, u))
 }

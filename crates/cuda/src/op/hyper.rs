@@ -48,8 +48,8 @@ pub(super) fn check_pre(op: &HcPre<CudaBuffer, CudaMatrix>) -> Result<Pre> {
     let mix = RowsF32::new(NAME, &op.mix)?;
     let n = check(NAME, streams, collapsed, mix)?;
     let (outputs, width) = (2 * n + n * n, streams.width);
-    op.base.expect(NAME, Element::F32, outputs)?;
-    op.scale.expect(NAME, Element::F32, 3)?;
+    op.base.require(NAME, Element::F32, outputs)?;
+    op.scale.require(NAME, Element::F32, 3)?;
     let function = op.function.plain().ok_or_else(|| Error::Unsupported {
         name: NAME.into(),
         backend: "cuda",

@@ -18,7 +18,7 @@ pub(super) fn check_rms(op: &RmsNorm<CudaBuffer>) -> Result<(RowsF32, RowsF32)> 
     const NAME: &str = "rms_norm";
     let (out, x) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.x)?);
     check(NAME, out, x)?;
-    op.weight.expect(NAME, Element::F32, x.width)?;
+    op.weight.require(NAME, Element::F32, x.width)?;
     Ok((out, x))
 }
 
@@ -32,8 +32,8 @@ pub(crate) fn layer_norm(queue: &mut Queue, op: &LayerNorm<CudaBuffer>) -> Resul
     const NAME: &str = "layer_norm";
     let (out, x) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.x)?);
     check(NAME, out, x)?;
-    op.weight.expect(NAME, Element::F32, x.width)?;
-    op.bias.expect(NAME, Element::F32, x.width)?;
+    op.weight.require(NAME, Element::F32, x.width)?;
+    op.bias.require(NAME, Element::F32, x.width)?;
     let args = Args::new()
         .rows(&out)
         .rows(&x)
@@ -53,7 +53,7 @@ pub(super) fn check_gated(op: &GatedNorm<CudaBuffer>) -> Result<[RowsF32; 3]> {
     check(NAME, out, gate)?;
     let dim = op.head_dim;
     require(NAME, dim > 0 && o.width.is_multiple_of(dim), || format!("{} channels of {dim}", o.width))?;
-    op.weight.expect(NAME, Element::F32, dim)?;
+    op.weight.require(NAME, Element::F32, dim)?;
     Ok([out, o, gate])
 }
 

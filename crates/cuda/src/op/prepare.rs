@@ -23,8 +23,8 @@ pub(super) fn check(op: &KdaPrepare<CudaBuffer>) -> Result<[RowsF32; 3]> {
     require(NAME, qkv.rows == decay.rows && qkv.rows == beta.rows, || {
         format!("{}, {} and {} rows", qkv.rows, decay.rows, beta.rows)
     })?;
-    op.dt_bias.expect(NAME, Element::F32, channels)?;
-    op.a_log.expect(NAME, Element::F32, heads)?;
+    op.dt_bias.require(NAME, Element::F32, channels)?;
+    op.a_log.require(NAME, Element::F32, heads)?;
     Ok([qkv, decay, beta])
 }
 

@@ -19,8 +19,8 @@ pub(crate) fn route(queue: &mut Queue, op: &Route<CudaBuffer>) -> Result<()> {
     const NAME: &str = "route";
     let (weights, logits) = (RowsF32::new(NAME, &op.weights)?, RowsF32::new(NAME, &op.logits)?);
     let (experts, picked) = (logits.width, op.picks_per_row);
-    op.picks.expect(NAME, Element::U32, logits.rows * picked)?;
-    op.bias.expect(NAME, Element::F32, experts)?;
+    op.picks.require(NAME, Element::U32, logits.rows * picked)?;
+    op.bias.require(NAME, Element::F32, experts)?;
     require(NAME, weights.rows == logits.rows && weights.width == picked, || {
         format!("weights {} × {} for {} × {picked} picks", weights.rows, weights.width, logits.rows)
     })?;

@@ -42,8 +42,8 @@ pub(super) fn check(op: &KdaScan<CudaBuffer>) -> Result<Scanned> {
         format!("{rows}, {}, {} and {} rows", qkv.rows, decay.rows, beta.rows)
     })?;
     for span in &op.spans {
-        span.state.expect(NAME, Element::F32, heads * dim * dim)?;
-        span.log.expect(NAME, Element::F32, span.logged.max(span.drafts) * (3 * channels + heads))?;
+        span.state.require(NAME, Element::F32, heads * dim * dim)?;
+        span.log.require(NAME, Element::F32, span.logged.max(span.drafts) * (3 * channels + heads))?;
     }
     Ok(Scanned { out, qkv, decay, beta })
 }

@@ -30,7 +30,7 @@ pub(crate) fn select_pools(queue: &mut Queue, op: &SelectPools<CudaBuffer>) -> R
     require(NAME, (1..=MAX_KEY).contains(&dim), || {
         format!("heads of {dim}, at most {MAX_KEY} are possible")
     })?;
-    op.picks.expect(NAME, Element::U32, q.rows * op.pools_kept)?;
+    op.picks.require(NAME, Element::U32, q.rows * op.pools_kept)?;
     let shape = PageShape { kpool: op.kpool, page_rows: op.page_rows, latent_width: 0, key_width: dim };
     let tables = DsaTables::new(queue, NAME, &op.spans, q.rows, shape)?;
     let room = tables.position_room / op.kpool;

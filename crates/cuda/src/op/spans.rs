@@ -161,10 +161,10 @@ fn pages<'a>(
     })?;
     for page in &span.pages[..needed] {
         if latent_width > 0 {
-            page.latents.expect(op, Element::Bf16, page_rows * latent_width)?;
+            page.latents.require(op, Element::Bf16, page_rows * latent_width)?;
         }
         if key_width > 0 {
-            page.pooled.expect(op, Element::Bf16, page_rows / kpool * key_width)?;
+            page.pooled.require(op, Element::Bf16, page_rows / kpool * key_width)?;
         }
     }
     Ok(&span.pages[..needed])

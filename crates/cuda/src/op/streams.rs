@@ -17,7 +17,7 @@ pub(crate) fn gather_rows(queue: &mut Queue, op: &GatherRows<CudaBuffer>) -> Res
     const NAME: &str = "gather_rows";
     let (out, x) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.x)?);
     require(NAME, out.width == x.width, || format!("out has width {}, x {}", out.width, x.width))?;
-    op.index.expect(NAME, Element::U32, out.rows)?;
+    op.index.require(NAME, Element::U32, out.rows)?;
     let args = Args::new().rows(&out).rows(&x).u32(x.rows).pointer(&op.index, 0).u32(out.width);
     queue.launch(&GATHER_ROWS, elementwise(out.rows, out.width), args)
 }

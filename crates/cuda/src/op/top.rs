@@ -27,7 +27,7 @@ pub(crate) fn top_logits(queue: &mut Queue, op: &TopLogits<CudaBuffer>) -> Resul
     require(NAME, values.width == count && values.rows == rows, || {
         format!("values {} × {} for {count} of {rows} rows", values.rows, values.width)
     })?;
-    op.ids.expect(NAME, Element::U32, rows * count)?;
+    op.ids.require(NAME, Element::U32, rows * count)?;
     let piece = KEYS - MOST;
     let pieces = logits.width.div_ceil(piece);
     let found = queue.scratch(NAME, rows * pieces * count * 8)?;

@@ -16,7 +16,7 @@ static EMBED_ROWS: Kernel = Kernel::new("product_embed_rows", "product_embed.cu"
 pub(crate) fn embed(queue: &mut Queue, op: &Embed<CudaBuffer, CudaMatrix>) -> Result<()> {
     const OP: &str = "embed";
     let (out, table) = (RowsF32::new(OP, &op.out)?, op.table.stacked());
-    op.tokens.expect(OP, Element::U32, out.rows)?;
+    op.tokens.require(OP, Element::U32, out.rows)?;
     let (kernel, address, count) = match (table.units.as_slice(), &table.rows) {
         ([units], None) => (&EMBED_UNITS, units.table, units.parts.len()),
         ([], Some(rows)) => (&EMBED_ROWS, rows.table, rows.count),

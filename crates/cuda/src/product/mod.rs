@@ -66,8 +66,8 @@ pub(crate) fn expert_linear(queue: &mut Queue, op: &ExpertLinear<CudaBuffer, Cud
         );
         return if pairs == 0 { Ok(()) } else { shape_error(OP, what) };
     }
-    op.picks.expect(OP, Element::U32, pairs)?;
-    op.slots.expect(OP, Element::U32, 1)?;
+    op.picks.require(OP, Element::U32, pairs)?;
+    op.slots.require(OP, Element::U32, 1)?;
     let mut groups = Groups::new(Manner::Picked, x, out, stack);
     groups.rows = pairs / picks_per_row.max(1);
     groups.picks = op.picks.at(0);

@@ -150,6 +150,20 @@ pub trait Backend: Ops + Send + 'static {
     /// Uploads a stack of matrices of one shape (experts, heads); each member is a list of parts as in
     /// [`upload`](Self::upload).
     fn upload_stack(&mut self, members: &[Vec<QuantMatrix>], precision: Precision) -> Result<Self::Matrix>;
+
+    /// A stack of `slots` empty slots for matrices of the shape of `like` (parts as in [`upload`](Self::upload)). A slot
+    /// can be used once [`write_member`](Self::write_member) has filled it.
+    fn allocate_stack(
+        &mut self,
+        like: &[QuantMatrix],
+        slots: usize,
+        precision: Precision,
+    ) -> Result<Self::Matrix>;
+
+    /// Replaces a slot's matrix: behind the operations that were queued before, ahead of those that follow. The result
+    /// is the one of [`upload_stack`](Self::upload_stack) with these parts as a member. A backend may go on reading
+    /// `parts` where they lie until the slot is written again; bytes that nobody else holds may be reused then.
+    fn write_member(&mut self, stack: &Self::Matrix, slot: usize, parts: &[QuantMatrix]) -> Result<()>;
 }
 
 /// Bounds that every handle type of a backend meets.

@@ -188,9 +188,13 @@ pub struct ExpertLinear<Buf, Mat> {
     pub picks: Buf,
     /// Experts that a row uses.
     pub picks_per_row: usize,
-    /// U32 `[experts]`: the slot of the stack that holds an expert. The identity when all are resident.
+    /// U32 `[experts]`: the slot of the stack that holds an expert, or [`ABSENT`]. The identity when all are resident.
+    /// A pair whose expert is absent is left out: its row of `out` stays as it is.
     pub slots: Buf,
 }
+
+/// In a slot table: no slot holds the expert now.
+pub const ABSENT: u32 = u32::MAX;
 
 /// `out = silu(min(gate, limit)) · clamp(up, -limit, limit)`. Section 7. `out` may be `gate` or `up`.
 #[derive(Clone, Debug)]

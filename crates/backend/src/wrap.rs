@@ -18,6 +18,7 @@ enum Command<B: Ops> {
     WriteF32(B::Buffer, usize, Vec<f32>),
     WriteU32(B::Buffer, usize, Vec<u32>),
     WriteBytes(B::Buffer, Vec<u8>),
+    WriteMember(B::Matrix, usize, Vec<QuantMatrix>),
     BeginStep,
     EndStep,
 }
@@ -41,6 +42,7 @@ impl<B: Backend> Recorder<B> {
                 Command::WriteF32(buffer, first, values) => self.inner.write_f32(&buffer, first, &values)?,
                 Command::WriteU32(buffer, first, values) => self.inner.write_u32(&buffer, first, &values)?,
                 Command::WriteBytes(buffer, bytes) => self.inner.write_bytes(&buffer, &bytes)?,
+                Command::WriteMember(stack, slot, parts) => self.inner.write_member(&stack, slot, &parts)?,
                 Command::BeginStep => self.inner.begin_step()?,
                 Command::EndStep => self.inner.end_step()?,
             }
@@ -128,6 +130,20 @@ impl<B: Backend> Backend for Recorder<B> {
     fn upload_stack(&mut self, members: &[Vec<QuantMatrix>], precision: Precision) -> Result<Self::Matrix> {
         self.inner.upload_stack(members, precision)
     }
+
+    fn allocate_stack(
+        &mut self,
+        like: &[QuantMatrix],
+        slots: usize,
+        precision: Precision,
+    ) -> Result<Self::Matrix> {
+        self.inner.allocate_stack(like, slots, precision)
+    }
+
+    fn write_member(&mut self, stack: &Self::Matrix, slot: usize, parts: &[QuantMatrix]) -> Result<()> {
+        self.queue.push(Command::WriteMember(stack.clone(), slot, parts.to_vec()));
+        Ok(())
+    }
 }
 
 /// Passes every operation through `hook`, which runs it (or something else) on the inner backend.
@@ -211,5 +227,18 @@ impl<B: Backend, F: FnMut(&mut B, OpOf<B>) -> Result<()> + Send + 'static> Backe
 
     fn upload_stack(&mut self, members: &[Vec<QuantMatrix>], precision: Precision) -> Result<Self::Matrix> {
         self.inner.upload_stack(members, precision)
+    }
+
+    fn allocate_stack(
+        &mut self,
+        like: &[QuantMatrix],
+        slots: usize,
+        precision: Precision,
+    ) -> Result<Self::Matrix> {
+        self.inner.allocate_stack(like, slots, precision)
+    }
+
+    fn write_member(&mut self, stack: &Self::Matrix, slot: usize, parts: &[QuantMatrix]) -> Result<()> {
+        self.inner.write_member(stack, slot, parts)
     }
 }

@@ -214,6 +214,19 @@ impl Backend for Cpu {
     fn upload_stack(&mut self, members: &[Vec<QuantMatrix>], precision: Precision) -> Result<CpuMatrix> {
         CpuMatrix::stack(self, members, precision)
     }
+
+    fn allocate_stack(
+        &mut self,
+        like: &[QuantMatrix],
+        slots: usize,
+        precision: Precision,
+    ) -> Result<CpuMatrix> {
+        CpuMatrix::slots(self, like, slots, precision)
+    }
+
+    fn write_member(&mut self, stack: &CpuMatrix, slot: usize, parts: &[QuantMatrix]) -> Result<()> {
+        stack.write_member(slot, parts)
+    }
 }
 
 macro_rules! forward {

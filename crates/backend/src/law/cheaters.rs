@@ -2,7 +2,8 @@
 
 use super::rows::{read_words, upload_f32, upload_u32, write_words};
 use crate::ops::{
-    Attend, Combine, DsaAppend, KdaConv, KdaScan, KdaSpan, Linear, Op, RmsNorm, Route, SelectPools, TopLogits,
+    ABSENT, Attend, Combine, DsaAppend, KdaConv, KdaScan, KdaSpan, Linear, Op, RmsNorm, Route, SelectPools,
+    TopLogits,
 };
 use crate::wrap::{Hooked, OpOf};
 use crate::{Backend, Element, Result, Rows};
@@ -36,6 +37,7 @@ fn cheaters<B: Backend>() -> Vec<Cheater<B>> {
         cheater("lets rows share their largest value", "rms_norm", shared_maximum::<B>),
         cheater("writes behind its rows", "rms_norm", writes_behind::<B>),
         cheater("sums experts from the last when rows travel together", "combine", reversed_sum::<B>),
+        cheater("takes absent experts for the first slot's", "expert_linear", absent_is_first::<B>),
         cheater("prefers the higher expert in a tie", "route", reversed_ties::<B>),
         cheater("stores the state after the drafts", "kda_scan", stores_after_drafts::<B>),
         cheater("forgets accepted drafts", "kda_scan", forgets_drafts::<B>),
@@ -69,6 +71,17 @@ fn write_rows<B: Backend>(backend: &mut B, rows: &Rows<B::Buffer>, values: &[Vec
 fn new_rows<B: Backend>(backend: &mut B, values: &[Vec<f32>]) -> Result<Rows<B::Buffer>> {
     let width = values.first().map_or(0, Vec::len);
     Ok(Rows::dense(&upload_f32(backend, &values.concat())?, values.len(), width))
+}
+
+fn absent_is_first<B: Backend>(backend: &mut B, op: OpOf<B>) -> Result<()> {
+    let Op::ExpertLinear(mut op) = op else { return op.run(backend) };
+    let mut slots = [0; super::place::EXPERTS];
+    if backend.read_u32(&op.slots, 0, &mut slots).is_err() {
+        return backend.expert_linear(&op);
+    }
+    slots.iter_mut().filter(|slot| **slot == ABSENT).for_each(|slot| *slot = 0);
+    op.slots = upload_u32(backend, &slots)?;
+    backend.expert_linear(&op)
 }
 
 fn split_by_rows<B: Backend>(backend: &mut B, op: OpOf<B>) -> Result<()> {

@@ -5,6 +5,7 @@
 //!   in dense and strided memory, has the same bits, and nothing outside the output rows changes.
 //! * **Seam** (`seam.rs`): any cut of a token run into forwards, with drafts accepted, rejected or never looked at, and
 //!   with other sequences in the batch, gives the rows and the state of one token at a time.
+//! * **Place** (`place.rs`): experts that come a few at a time into few slots give the bits of experts that are all there.
 //! * **Bound** (`exact.rs`): results lie within a float64 bound that a slightly wrong operation exceeds.
 //! * `cheaters.rs` holds backends that break one law each; [`uncaught_cheaters`] lists those that slip through.
 //!
@@ -16,6 +17,7 @@ mod encoding;
 mod exact;
 pub(crate) mod feed;
 pub(crate) mod norms;
+mod place;
 pub(crate) mod products;
 pub(crate) mod recurrent;
 mod rows;
@@ -41,6 +43,8 @@ pub enum Law {
     Row,
     /// Outputs or state depend on how a run was cut or on drafts that were not accepted.
     Seam,
+    /// A result depends on where weights lie.
+    Place,
     /// A result is outside its float64 bound.
     Bound,
     /// A bound let a wrong result pass: it shows nothing.

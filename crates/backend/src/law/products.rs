@@ -5,6 +5,7 @@ use flint_weights::{PlainType, QuantMatrix};
 use super::Session;
 use super::encoding::{Encoding, Weights};
 use super::exact::{Exact, U, depth};
+use super::place::expert_slots;
 use super::rows::{FEW_ROWS, Port, ROWS, RowCase, RowWords, Temper, check_rows, upload_u32, words};
 use super::seed::Seed;
 use crate::ops::{Embed, ExpertLinear, HeadLinear, Linear};
@@ -305,7 +306,11 @@ pub(crate) fn expert_linear<B: Backend>(backend: &mut B, session: &mut Session) 
     // Gate and up projections of one expert, in different widths.
     check(&[four, six], 9, 256, false, ROWS)?;
     check(&[four], 6, 4096, false, &[2, 8])?;
-    check(&[four], 6, 2048, true, &[2, 8])
+    check(&[four], 6, 2048, true, &[2, 8])?;
+    for encoding in Encoding::all() {
+        expert_slots(backend, session, encoding, (7, 128))?;
+    }
+    expert_slots(backend, session, four, (40, 1024))
 }
 
 struct EmbedCase<B: Backend> {

@@ -1,6 +1,6 @@
 //! An uploaded matrix: views of the checkpoint's bytes and the tree of each part.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use flint_backend::{Error, Precision, Result};
 use flint_weights::{Form, PlainType, QuantMatrix};
@@ -10,15 +10,25 @@ use crate::{Arithmetic, Cpu};
 
 /// A handle of an uploaded matrix or stack. The weights stay where the checkpoint has them.
 #[derive(Clone)]
-pub struct CpuMatrix(Arc<Stack>);
+pub struct CpuMatrix(Arc<Shared>);
 
-/// Matrices of one shape.
+struct Shared {
+    outputs: usize,
+    inputs: usize,
+    members: usize,
+    unit: Unit,
+    /// Another stack takes its place when a slot is written.
+    stack: RwLock<Arc<Stack>>,
+}
+
+/// Matrices of one shape, as they are at one moment.
 pub(crate) struct Stack {
     /// Outputs of each member.
     pub(crate) outputs: usize,
     /// Inputs of each member.
     pub(crate) inputs: usize,
-    pub(crate) members: Vec<Member>,
+    /// A member without parts is an empty slot.
+    pub(crate) members: Vec<Arc<Member>>,
 }
 
 /// One matrix: parts over one input, one below the other.
@@ -61,7 +71,7 @@ pub(crate) struct Part {
 
 impl std::fmt::Debug for CpuMatrix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "CpuMatrix({} × [{}, {}])", self.0.members.len(), self.0.outputs, self.0.inputs)
+        write!(f, "CpuMatrix({} × [{}, {}])", self.0.members, self.0.outputs, self.0.inputs)
     }
 }
 
@@ -69,7 +79,36 @@ impl CpuMatrix {
     pub(crate) fn single(cpu: &Cpu, parts: &[QuantMatrix], precision: Precision) -> Result<Self> {
         let unit = preferred_unit(cpu, precision);
         let (outputs, inputs, member) = Member::new(unit, parts)?;
-        Ok(Self(Arc::new(Stack { outputs, inputs, members: vec![member] })))
+        Ok(Self::new(unit, outputs, inputs, vec![Arc::new(member)]))
+    }
+
+    fn new(unit: Unit, outputs: usize, inputs: usize, members: Vec<Arc<Member>>) -> Self {
+        let count = members.len();
+        let stack = RwLock::new(Arc::new(Stack { outputs, inputs, members }));
+        Self(Arc::new(Shared { outputs, inputs, members: count, unit, stack }))
+    }
+
+    /// Empty slots for matrices like `like`.
+    pub(crate) fn slots(cpu: &Cpu, like: &[QuantMatrix], slots: usize, precision: Precision) -> Result<Self> {
+        let unit = preferred_unit(cpu, precision);
+        let (outputs, inputs, _) = Member::new(unit, like)?;
+        let empty = Arc::new(Member { parts: Vec::new(), views: Vec::new() });
+        Ok(Self::new(unit, outputs, inputs, vec![empty; slots]))
+    }
+
+    /// Puts a matrix into a slot. Calls that run keep the members that they started with.
+    pub(crate) fn write_member(&self, slot: usize, parts: &[QuantMatrix]) -> Result<()> {
+        let (outputs, inputs, member) = Member::new(self.0.unit, parts)?;
+        if slot >= self.0.members || (outputs, inputs) != (self.0.outputs, self.0.inputs) {
+            let name = parts.first().map_or("", |part| &part.name);
+            let what = format!("{name} [{outputs}, {inputs}] into slot {slot} of {self:?}");
+            return Err(Error::Shape { op: "write_member", what });
+        }
+        let mut stack = self.0.stack.write().unwrap_or_else(PoisonError::into_inner);
+        let mut members = stack.members.clone();
+        members[slot] = Arc::new(member);
+        *stack = Arc::new(Stack { outputs, inputs, members });
+        Ok(())
     }
 
     pub(crate) fn stack(cpu: &Cpu, members: &[Vec<QuantMatrix>], precision: Precision) -> Result<Self> {
@@ -87,12 +126,12 @@ impl CpuMatrix {
                 );
                 return Err(Error::Shape { op: "upload_stack", what });
             }
-            uploaded.push(member);
+            uploaded.push(Arc::new(member));
         }
         let Some((outputs, inputs)) = shape else {
             return Err(Error::Shape { op: "upload_stack", what: "a stack without members".into() });
         };
-        Ok(Self(Arc::new(Stack { outputs, inputs, members: uploaded })))
+        Ok(Self::new(unit, outputs, inputs, uploaded))
     }
 
     /// Outputs of each member.
@@ -107,11 +146,12 @@ impl CpuMatrix {
 
     /// Matrices of the stack; 1 for a single matrix.
     pub fn members(&self) -> usize {
-        self.0.members.len()
+        self.0.members
     }
 
-    pub(crate) fn stacked(&self) -> &Stack {
-        &self.0
+    /// The members as they are now.
+    pub(crate) fn stacked(&self) -> Arc<Stack> {
+        self.0.stack.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

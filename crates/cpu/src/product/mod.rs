@@ -105,10 +105,13 @@ pub(crate) fn expert_linear(cpu: &mut Cpu, op: &ops::ExpertLinear<CpuBuffer, Cpu
     }
     // SAFETY: nothing writes picks and slots while this operation runs: its output has another element type.
     let (picks, slots) = unsafe { (op.picks.u32s(OP, pairs)?, op.slots.u32s(OP, 0)?) };
+    let stack = op.stack.stacked();
+    let filled = |slot: usize| stack.members.get(slot).is_some_and(|member| !member.parts.is_empty());
     let mut by_slot = Vec::with_capacity(pairs);
     for (pair, pick) in picks[..pairs].iter().enumerate() {
         match slots.get(*pick as usize) {
-            Some(slot) if (*slot as usize) < op.stack.members() => by_slot.push((*slot as usize, pair)),
+            Some(&ops::ABSENT) => {}
+            Some(slot) if filled(*slot as usize) => by_slot.push((*slot as usize, pair)),
             slot => {
                 let what = format!("pick {pick} is in slot {slot:?} of {:?}", op.stack);
                 return shape_error(OP, what);
@@ -139,7 +142,7 @@ fn call(cpu: &mut Cpu, matrix: &CpuMatrix, fill: impl FnOnce(&mut Run) -> Result
     let result = fill(&mut run).and_then(|()| {
         // SAFETY: every pair was made from checked rows of the matrix's widths; operations write rows that overlap
         // nothing else (the contract of `ops`).
-        unsafe { run.multiply(cpu, matrix.stacked()) }
+        unsafe { run.multiply(cpu, &matrix.stacked()) }
     });
     cpu.run = run;
     result

@@ -182,7 +182,10 @@ impl Checkpoint {
                         if self.drawn {
                             // Other numbers for each member of each stack.
                             let seed = (at as u64) << 16 | i as u64;
-                            return Ok(crate::drawn::draw(self.view(&name, stored)?, seed));
+                            return Ok(crate::drawn::draw(
+                                view(&name, stored, &|span| self.mapped(span))?,
+                                seed,
+                            ));
                         }
                         self.load(&name, stored)
                     })
@@ -209,7 +212,8 @@ impl Checkpoint {
             add(shard.header.as_bytes());
         }
         for members in &self.stored {
-            if let Some(bytes) = members.get(members.len() / 2).and_then(|stored| self.bytes(stored.weight)) {
+            if let Some(bytes) = members.get(members.len() / 2).and_then(|stored| self.mapped(stored.weight))
+            {
                 let middle = bytes.len() / 2;
                 add(&bytes.as_slice()[middle..(middle + 64).min(bytes.len())]);
             }
@@ -224,8 +228,13 @@ impl Checkpoint {
         (!members.is_empty()).then_some((at, members))
     }
 
-    /// The bytes of a span.
-    fn bytes(&self, span: Span) -> Option<HostBytes> {
+    /// The shards and their tensors.
+    pub(crate) fn shards(&self) -> &Shards {
+        &self.shards
+    }
+
+    /// The bytes of a span, in the mapped file.
+    pub(crate) fn mapped(&self, span: Span) -> Option<HostBytes> {
         let tensor = &self.shards.tensors[span.tensor];
         let start = tensor.info.start as usize + span.start;
         self.shards.files[tensor.shard].bytes.slice(start..start + span.len)
@@ -233,33 +242,19 @@ impl Checkpoint {
 
     /// A stored matrix with its bytes, its scales checked.
     fn load(&self, name: &str, stored: &Stored) -> Result<QuantMatrix> {
-        let matrix = self.view(name, stored)?;
-        self.check_data(stored, &matrix)?;
-        Ok(matrix)
+        self.load_from(name, stored, &|span| self.mapped(span))
     }
 
-    /// A stored matrix, its numbers unseen.
-    fn view(&self, name: &str, stored: &Stored) -> Result<QuantMatrix> {
-        let bytes = |span: Option<Span>| {
-            span.and_then(|span| self.bytes(span)).ok_or_else(|| no_such(name, "matrix inside its shard"))
-        };
-        let values = bytes(Some(stored.weight))?;
-        let form = match stored.encoding {
-            Encoding::Plain(kind) => Form::Plain { kind, values },
-            Encoding::Affine { bits, group, kind } => {
-                let (scales, biases) = (bytes(stored.scales)?, bytes(stored.biases)?);
-                Form::Affine { bits, group, kind, codes: values, scales, biases }
-            }
-            Encoding::Fp8Block => {
-                Form::Fp8Block { codes: values, scales: bytes(stored.scales)?, first_row: 0 }
-            }
-        };
-        let whole = QuantMatrix { name: name.to_owned(), rows: stored.rows, cols: stored.cols, form };
-        whole.check()?;
-        match &stored.cut {
-            None => Ok(whole),
-            Some(cut) => whole.cut_rows(cut.clone()).ok_or_else(|| no_such(name, "matrix of so many rows")),
-        }
+    /// The same with the bytes of its spans from elsewhere.
+    pub(crate) fn load_from(
+        &self,
+        name: &str,
+        stored: &Stored,
+        bytes: &dyn Fn(Span) -> Option<HostBytes>,
+    ) -> Result<QuantMatrix> {
+        let matrix = view(name, stored, bytes)?;
+        self.check_data(stored, &matrix)?;
+        Ok(matrix)
     }
 
     /// Refuses numbers that no checkpoint has: scales that are not finite, FP8 factors that are not positive, NaN codes.
@@ -320,6 +315,27 @@ impl Checkpoint {
             index: span.start / tensor.info.dtype.size() + index,
             what,
         }
+    }
+}
+
+/// A stored matrix, its numbers unseen.
+fn view(name: &str, stored: &Stored, find: &dyn Fn(Span) -> Option<HostBytes>) -> Result<QuantMatrix> {
+    let bytes =
+        |span: Option<Span>| span.and_then(find).ok_or_else(|| no_such(name, "matrix inside its shard"));
+    let values = bytes(Some(stored.weight))?;
+    let form = match stored.encoding {
+        Encoding::Plain(kind) => Form::Plain { kind, values },
+        Encoding::Affine { bits, group, kind } => {
+            let (scales, biases) = (bytes(stored.scales)?, bytes(stored.biases)?);
+            Form::Affine { bits, group, kind, codes: values, scales, biases }
+        }
+        Encoding::Fp8Block => Form::Fp8Block { codes: values, scales: bytes(stored.scales)?, first_row: 0 },
+    };
+    let whole = QuantMatrix { name: name.to_owned(), rows: stored.rows, cols: stored.cols, form };
+    whole.check()?;
+    match &stored.cut {
+        None => Ok(whole),
+        Some(cut) => whole.cut_rows(cut.clone()).ok_or_else(|| no_such(name, "matrix of so many rows")),
     }
 }
 

@@ -25,6 +25,40 @@ pub enum Error {
         /// What the user can do.
         remedy: &'static str,
     },
+    /// Memory that the system would not give.
+    #[error("no room for {bytes} bytes of an expert: {source}; lower the number of expert slots")]
+    Memory {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// No engine for reading experts.
+    #[error("experts cannot be read by the engine {engine}: {source}; choose another one")]
+    Reader {
+        /// The engine.
+        engine: String,
+        /// The system's reason.
+        #[source]
+        source: std::io::Error,
+    },
+    /// An expert that could not be read.
+    #[error(
+        "layers.{layer}, expert {expert}: {file} at byte {offset}: {what}; check the disk and download this file again"
+    )]
+    Expert {
+        /// Layer of the model.
+        layer: usize,
+        /// Number in the layer.
+        expert: usize,
+        /// The file.
+        file: String,
+        /// Byte in the file.
+        offset: u64,
+        /// What happened.
+        what: String,
+    },
     /// A format or a variant that this build does not read.
     #[error("{at}: {what} is not supported by this build; {remedy}")]
     Unsupported {

@@ -19,6 +19,7 @@ pub mod plan;
 pub mod safetensors;
 mod shards;
 mod source;
+pub mod stream;
 mod table;
 mod values;
 

@@ -112,7 +112,7 @@ impl Pieces {
 }
 
 /// Bytes of a tensor.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     /// Number of the tensor.
     pub(crate) tensor: usize,
@@ -142,6 +142,11 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
+    /// The arrays that hold it.
+    pub(crate) fn spans(&self) -> impl Iterator<Item = Span> {
+        [Some(self.weight), self.scales, self.biases].into_iter().flatten()
+    }
+
     /// Bytes of the rows that are meant, with their share of the scales.
     pub(crate) fn bytes(&self) -> u64 {
         let rows = self.cut.as_ref().map_or(self.rows, Range::len) as u64;

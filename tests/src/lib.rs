@@ -11,10 +11,13 @@ pub mod goldens;
 pub mod nano;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use flint_backend::Backend;
 use flint_cpu::{Arithmetic, Cpu, Level, Options};
+use flint_model::bank::{BankOptions, Experts};
 use flint_model::{Glm, GlmOptions};
+use flint_weights::stream::{ExpertStream, ReadOptions};
 use flint_weights::{Checkpoint, Source};
 
 /// A tiny checkpoint of the repository.
@@ -74,7 +77,15 @@ pub fn arithmetics() -> Vec<Arithmetic> {
 
 /// A tiny model on a backend.
 pub fn load<B: Backend>(tiny: Tiny, backend: B) -> Glm<B> {
-    Glm::load(&tiny.checkpoint(), backend, sizes(), &mut |_, _| {}).unwrap()
+    Glm::load(&tiny.checkpoint(), backend, sizes(), Experts::Resident, &mut |_, _| {}).unwrap()
+}
+
+/// A tiny model on a backend with only some of its experts there, the others in its files.
+pub fn load_streamed<B: Backend>(tiny: Tiny, backend: B, options: BankOptions) -> Glm<B> {
+    let checkpoint = Arc::new(tiny.checkpoint());
+    let stream = ExpertStream::open(checkpoint.clone(), ReadOptions::default()).unwrap();
+    let experts = Experts::Streamed(stream, options);
+    Glm::load(&checkpoint, backend, sizes(), experts, &mut |_, _| {}).unwrap()
 }
 
 /// A tiny model on the CPU with one thread; `everywhere.rs` compares thread counts.

@@ -150,6 +150,24 @@ impl Backend for Cuda {
     fn upload_stack(&mut self, members: &[Vec<QuantMatrix>], precision: Precision) -> Result<CudaMatrix> {
         CudaMatrix::stack(&mut self.queue, members, precision)
     }
+
+    fn allocate_stack(
+        &mut self,
+        like: &[QuantMatrix],
+        _slots: usize,
+        _precision: Precision,
+    ) -> Result<CudaMatrix> {
+        Err(flint_backend::Error::Unsupported {
+            name: like.first().map(|part| part.name.clone()).unwrap_or_default(),
+            backend: "cuda",
+            what: "expert slots".into(),
+            remedy: "use --device cpu",
+        })
+    }
+
+    fn write_member(&mut self, stack: &CudaMatrix, slot: usize, _parts: &[QuantMatrix]) -> Result<()> {
+        Err(flint_backend::Error::Shape { op: "write_member", what: format!("slot {slot} of {stack:?}") })
+    }
 }
 
 macro_rules! forward {

@@ -6,6 +6,7 @@ use flint_backend::Backend;
 use flint_chat::{ChatFiles, ChatFormat};
 use flint_cpu::{Arithmetic, Cpu, Options};
 use flint_engine::{Engine, EngineOptions};
+use flint_model::bank::Experts;
 use flint_model::{Glm, GlmOptions, LanguageModel};
 use flint_weights::{Checkpoint, HostBytes, LoadPlan, Source};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -81,7 +82,7 @@ pub(crate) fn load<B: Backend>(
 ) -> Result<Box<dyn LanguageModel>> {
     let options = GlmOptions { context, sequences: settings.parallel, rows, drafts: settings.drafts };
     let bar = progress_bar(&settings.name, terminal);
-    let model = Glm::load(checkpoint, backend, options, &mut |done, all| {
+    let model = Glm::load(checkpoint, backend, options, Experts::Resident, &mut |done, all| {
         if bar.length() != Some(all) {
             bar.set_length(all);
         }

@@ -5,7 +5,7 @@ use flint_backend::{Backend, Rows};
 use flint_weights::ModelConfig;
 
 use crate::Result;
-use crate::bank::ExpertBank;
+use crate::bank::{Bank, ExpertBank};
 use crate::probe::{Point, Probe};
 use crate::scratch::{Scratch, Slab};
 
@@ -40,6 +40,7 @@ impl<B: Backend> Feed<B> {
         config: &ModelConfig,
         scratch: &Scratch<B>,
         rows: usize,
+        bank: Option<&mut Bank>,
         (layer, probe): (usize, &mut dyn Probe),
     ) -> Result<()> {
         let x = Rows::dense(&scratch.x, rows, config.hidden_size);
@@ -47,7 +48,9 @@ impl<B: Backend> Feed<B> {
         let mut slab = scratch.slab();
         match self {
             Self::Dense(dense) => dense.run(backend, config, &mut slab, &x, y),
-            Self::Sparse(sparse) => sparse.run(backend, config, scratch, &mut slab, (x, y), (layer, probe)),
+            Self::Sparse(sparse) => {
+                sparse.run(backend, config, (scratch, &mut slab), (x, y), bank, (layer, probe))
+            }
         }
     }
 }
@@ -74,23 +77,27 @@ impl<B: Backend> Sparse<B> {
         &self,
         backend: &mut B,
         config: &ModelConfig,
-        scratch: &Scratch<B>,
-        slab: &mut Slab<'_, B>,
+        (scratch, slab): (&Scratch<B>, &mut Slab<'_, B>),
         (x, y): (Rows<B::Buffer>, Rows<B::Buffer>),
+        bank: Option<&mut Bank>,
         (layer, probe): (usize, &mut dyn Probe),
     ) -> Result<()> {
         let (rows, picks_per_row) = (x.rows, config.experts_per_token);
         let logits = slab.rows(rows, config.experts);
         let weights = slab.rows(rows, picks_per_row);
-        let both = slab.rows(rows * picks_per_row, 2 * config.moe_intermediate_size);
-        let inner = slab.rows(rows * picks_per_row, config.moe_intermediate_size);
-        let pairs = slab.rows(rows * picks_per_row, config.hidden_size);
+        let pairs: Pairs<B> = Pairs {
+            x: x.clone(),
+            both: slab.rows(rows * picks_per_row, 2 * config.moe_intermediate_size),
+            inner: slab.rows(rows * picks_per_row, config.moe_intermediate_size),
+            out: slab.rows(rows * picks_per_row, config.hidden_size),
+            picks: scratch.picks.clone(),
+            picks_per_row,
+        };
         let shared = slab.rows(rows, config.hidden_size);
-        let picks = scratch.picks.clone();
 
         backend.linear(&Linear { out: logits.clone(), x: x.clone(), matrix: self.router.clone() })?;
         backend.route(&Route {
-            picks: picks.clone(),
+            picks: pairs.picks.clone(),
             weights: weights.clone(),
             logits: logits.clone(),
             bias: self.bias.clone(),
@@ -102,24 +109,52 @@ impl<B: Backend> Sparse<B> {
         })?;
         crate::glm::look(backend, probe, Point::RouterLogits(layer), &logits)?;
         crate::glm::look(backend, probe, Point::PickWeights(layer), &weights)?;
-        crate::glm::look_ids(backend, probe, Point::Picks(layer), &picks, rows * picks_per_row)?;
+        crate::glm::look_ids(backend, probe, Point::Picks(layer), &pairs.picks, rows * picks_per_row)?;
 
-        let slots = self.experts.ready();
+        match bank {
+            None => self.multiply(backend, config, &pairs)?,
+            Some(bank) => {
+                let mut picks = vec![0; rows * picks_per_row];
+                backend.read_u32(&pairs.picks, 0, &mut picks)?;
+                bank.serve(backend, (layer, &self.experts), (&picks, picks_per_row), |backend| {
+                    self.multiply(backend, config, &pairs)
+                })?;
+            }
+        }
+        self.shared.run(backend, config, slab, &x, shared.clone())?;
+        crate::glm::look(backend, probe, Point::Shared(layer), &shared)?;
+        Ok(backend.combine(&Combine { out: y, pairs: pairs.out, weights, shared })?)
+    }
+
+    /// The products of the pairs whose experts the slot table holds.
+    fn multiply(&self, backend: &mut B, config: &ModelConfig, pairs: &Pairs<B>) -> Result<()> {
         let product = |out: &Rows<B::Buffer>, x: &Rows<B::Buffer>, stack: &B::Matrix| ExpertLinear {
             out: out.clone(),
             x: x.clone(),
             stack: stack.clone(),
-            picks: picks.clone(),
-            picks_per_row,
-            slots: slots.clone(),
+            picks: pairs.picks.clone(),
+            picks_per_row: pairs.picks_per_row,
+            slots: self.experts.slots.clone(),
         };
-        backend.expert_linear(&product(&both, &x, &self.experts.gate_up))?;
-        swiglu(backend, config, &both, &inner)?;
-        backend.expert_linear(&product(&pairs, &inner, &self.experts.down))?;
-        self.shared.run(backend, config, slab, &x, shared.clone())?;
-        crate::glm::look(backend, probe, Point::Shared(layer), &shared)?;
-        Ok(backend.combine(&Combine { out: y, pairs, weights, shared })?)
+        backend.expert_linear(&product(&pairs.both, &pairs.x, &self.experts.gate_up))?;
+        swiglu(backend, config, &pairs.both, &pairs.inner)?;
+        Ok(backend.expert_linear(&product(&pairs.out, &pairs.inner, &self.experts.down))?)
     }
+}
+
+/// What the pairs of rows and experts go through.
+struct Pairs<B: Backend> {
+    /// `[rows, hidden]`.
+    x: Rows<B::Buffer>,
+    /// `[pairs, 2 · inner]`.
+    both: Rows<B::Buffer>,
+    /// `[pairs, inner]`.
+    inner: Rows<B::Buffer>,
+    /// `[pairs, hidden]`.
+    out: Rows<B::Buffer>,
+    /// U32 `[pairs]`.
+    picks: B::Buffer,
+    picks_per_row: usize,
 }
 
 /// The activation of a row `[gate, up]`.

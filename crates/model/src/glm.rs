@@ -6,6 +6,8 @@ use flint_backend::ops::{Embed, SpreadStreams};
 use flint_backend::{Backend, Rows};
 use flint_weights::ModelConfig;
 
+use crate::bank::Bank;
+use crate::bank::report::{BankReport, Phase};
 use crate::dsa::Dsa;
 use crate::feed::Feed;
 use crate::head::Head;
@@ -63,6 +65,8 @@ pub struct Glm<B: Backend> {
     sequences: BTreeMap<SequenceId, Sequence<B>>,
     opened: u64,
     head: Head<B>,
+    /// The slots of experts that are streamed.
+    bank: Option<Bank>,
 }
 
 impl<B: Backend> Glm<B> {
@@ -70,7 +74,7 @@ impl<B: Backend> Glm<B> {
     pub(crate) fn assemble(
         mut backend: B,
         config: ModelConfig,
-        weights: Weights<B>,
+        (weights, bank): (Weights<B>, Option<Bank>),
         options: GlmOptions,
         arithmetic_id: String,
     ) -> Result<Self> {
@@ -88,6 +92,7 @@ impl<B: Backend> Glm<B> {
             sequences: BTreeMap::new(),
             opened: 0,
             head,
+            bank,
         })
     }
 
@@ -99,6 +104,11 @@ impl<B: Backend> Glm<B> {
     /// The device.
     pub fn backend(&self) -> &B {
         &self.backend
+    }
+
+    /// What the bank of streamed experts is and did; `None` when all experts are on the device.
+    pub fn bank_report(&self) -> Option<&BankReport> {
+        self.bank.as_ref().map(Bank::report)
     }
 
     /// [`LanguageModel::forward`] with somebody looking.
@@ -207,6 +217,9 @@ impl<B: Backend> Glm<B> {
         let tokens: Vec<u32> =
             batch.spans.iter().flat_map(|s| s.sure.iter().chain(&s.drafts)).copied().collect();
         self.backend.write_u32(&self.scratch.tokens, 0, &tokens)?;
+        if let Some(bank) = &mut self.bank {
+            bank.begin(draft_rows(batch), phase(batch));
+        }
         let x = Rows::dense(&self.scratch.x, rows, self.config.hidden_size);
         let streams = stream_rows(&self.config, &self.scratch, rows);
         self.backend.embed(&Embed {
@@ -231,7 +244,7 @@ impl<B: Backend> Glm<B> {
         rows: usize,
         probe: &mut dyn Probe,
     ) -> Result<()> {
-        let Self { backend, config, weights, scratch, shape, sequences, .. } = self;
+        let Self { backend, config, weights, scratch, shape, sequences, bank, .. } = self;
         let layer = &weights.layers[index];
         let y = Rows::dense(&scratch.y, rows, config.hidden_size);
         let open = present(sequences, placed);
@@ -270,7 +283,7 @@ impl<B: Backend> Glm<B> {
 
         layer.feed_site.enter(backend, config, scratch, rows)?;
         look(backend, probe, Point::FeedMix(index), &mix_rows(config, scratch, rows))?;
-        layer.feed.run(backend, config, scratch, rows, (index, &mut *probe))?;
+        layer.feed.run(backend, config, scratch, rows, bank.as_mut(), (index, &mut *probe))?;
         look(backend, probe, Point::Feed(index), &y)?;
         leave(backend, config, scratch, rows)?;
         look(backend, probe, Point::Streams(index), &stream_rows(config, scratch, rows))
@@ -350,6 +363,16 @@ fn present<'a, B: Backend>(
     placed: &[(usize, &'a Span)],
 ) -> Vec<Present<'a, B>> {
     placed.iter().filter_map(|(row, span)| Some((*row, *span, sequences.get(&span.sequence)?))).collect()
+}
+
+/// Which rows of a batch are drafts.
+fn draft_rows(batch: &Batch) -> Vec<bool> {
+    let rows = |span: &Span| (0..span.rows()).map(|row| row >= span.sure.len()).collect::<Vec<_>>();
+    batch.spans.iter().flat_map(rows).collect()
+}
+
+fn phase(batch: &Batch) -> Phase {
+    if batch.spans.iter().any(|span| span.sure.len() > 1) { Phase::Prompt } else { Phase::Decode }
 }
 
 fn limit(what: &'static str, asked: usize, limit: usize) -> Result<()> {

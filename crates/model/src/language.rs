@@ -16,6 +16,9 @@ pub enum Error {
     /// The device refused or failed.
     #[error(transparent)]
     Backend(#[from] flint_backend::Error),
+    /// Experts that could not be brought to the device.
+    #[error("{0}")]
+    Experts(String),
     /// A sequence that is not open.
     #[error("sequence {0:?} is not open")]
     UnknownSequence(SequenceId),

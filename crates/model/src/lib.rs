@@ -6,7 +6,7 @@
 //! `saved.rs` its bytes, `load.rs` brings weights from a checkpoint to the device.
 //! Formulas: `reference/glm5_next.md`. No arithmetic happens here.
 
-mod bank;
+pub mod bank;
 mod dsa;
 mod feed;
 mod glm;

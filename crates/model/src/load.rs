@@ -4,7 +4,7 @@ use flint_backend::{Backend, Element, Precision};
 use flint_weights::config::{Attention, FeedForward};
 use flint_weights::{Checkpoint, QuantMatrix};
 
-use crate::bank::{ExpertBank, identity_slots};
+use crate::bank::{Bank, BankOptions, ExpertBank, Experts, identity_slots};
 use crate::dsa::{Dsa, Indexer};
 use crate::feed::{Dense, Feed, Sparse};
 use crate::glm::{Glm, GlmOptions, Layer, Mixer, Weights};
@@ -16,7 +16,7 @@ use crate::language::{Error, Result};
 const STREAMS: usize = 4;
 
 impl<B: Backend> Glm<B> {
-    /// Uploads every weight of the text trunk.
+    /// Uploads every weight of the text trunk, or every one but the routed experts that are streamed.
     ///
     /// `progress` is called with the bytes that are on the device and the bytes that will be.
     ///
@@ -26,16 +26,24 @@ impl<B: Backend> Glm<B> {
         checkpoint: &Checkpoint,
         backend: B,
         options: GlmOptions,
+        experts: Experts,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self> {
         let config = checkpoint.config().clone();
         check(&config, options)?;
         let arithmetic_id = arithmetic_id(&checkpoint.manifest_digest(), &backend.arithmetic());
         let all = checkpoint.trunk_bytes();
-        let mut loader = Loader { checkpoint, backend, done: 0, all, progress };
+        let bank = match experts {
+            Experts::Resident => None,
+            Experts::Streamed(stream, options) => {
+                Some((Bank::new(stream, config.experts, &options), options))
+            }
+        };
+        let mut loader = Loader { checkpoint, backend, bank, done: 0, all, progress };
         let weights = loader.weights()?;
         (loader.progress)(all, all);
-        Self::assemble(loader.backend, config, weights, options, arithmetic_id)
+        let bank = loader.bank.map(|(bank, _)| bank);
+        Self::assemble(loader.backend, config, (weights, bank), options, arithmetic_id)
     }
 }
 
@@ -72,6 +80,8 @@ fn check(config: &flint_weights::ModelConfig, options: GlmOptions) -> Result<()>
 struct Loader<'a, B: Backend> {
     checkpoint: &'a Checkpoint,
     backend: B,
+    /// For experts that are streamed.
+    bank: Option<(Bank, BankOptions)>,
     done: u64,
     all: u64,
     progress: &'a mut dyn FnMut(u64, u64),
@@ -101,7 +111,7 @@ impl<B: Backend> Loader<'_, B> {
                 FeedForward::Dense => Feed::Dense(
                     self.dense(&format!("{name}.mlp"), self.checkpoint.config().intermediate_size)?,
                 ),
-                FeedForward::Sparse => Feed::Sparse(self.sparse(&format!("{name}.mlp"), slots)?),
+                FeedForward::Sparse => Feed::Sparse(self.sparse(index, slots)?),
             },
         })
     }
@@ -171,21 +181,31 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    fn sparse(&mut self, name: &str, slots: &B::Buffer) -> Result<Sparse<B>> {
+    fn sparse(&mut self, layer: usize, slots: &B::Buffer) -> Result<Sparse<B>> {
+        let name = format!("layers.{layer}.mlp");
         let config = self.checkpoint.config();
         let shared_width = config.moe_intermediate_size * config.shared_experts;
         let router = self.checkpoint.matrix(&format!("{name}.gate"))?;
+        Ok(Sparse {
+            router: self.upload(&[router], Precision::Full)?,
+            bias: self.vector(&format!("{name}.gate.e_score_correction_bias"))?,
+            experts: self.experts(layer, &name, slots)?,
+            shared: self.dense(&format!("{name}.shared_experts"), shared_width)?,
+        })
+    }
+
+    /// A layer's routed experts: all of them with the identity for a slot table, or slots with a table of their own.
+    fn experts(&mut self, layer: usize, name: &str, identity: &B::Buffer) -> Result<ExpertBank<B>> {
+        if let Some((bank, options)) = &mut self.bank {
+            let table = identity_slots(&mut self.backend, self.checkpoint.config().experts)?;
+            return bank.add_layer(&mut self.backend, layer, table, options);
+        }
         let experts = |part: &str| self.checkpoint.stack(&format!("{name}.experts.{part}"));
         let gate_up = experts("gate_proj")?.into_iter().zip(experts("up_proj")?).map(|(g, u)| vec![g, u]);
         let (gate_up, down) = (gate_up.collect::<Vec<_>>(), experts("down_proj")?);
         let gate_up = self.stack(&gate_up)?;
         let down = self.stack(&singles(down))?;
-        Ok(Sparse {
-            router: self.upload(&[router], Precision::Full)?,
-            bias: self.vector(&format!("{name}.gate.e_score_correction_bias"))?,
-            experts: ExpertBank::resident(gate_up, down, slots.clone()),
-            shared: self.dense(&format!("{name}.shared_experts"), shared_width)?,
-        })
+        Ok(ExpertBank { gate_up, down, slots: identity.clone() })
     }
 
     /// The named matrices, one below the other, in the product arithmetic.

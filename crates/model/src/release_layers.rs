@@ -320,11 +320,11 @@ fn a_moe_layer_of_the_release_gives_the_references_picks_and_rows() {
     let layer = Feed::Sparse(Sparse {
         router: backend.upload(&[drawn("moe.gate.weight", 8, HIDDEN, 0.04)], Precision::Full).unwrap(),
         bias: buffer(&mut backend, &uniform("moe.gate.e_score_correction_bias", 8, 0.1, 0.0)),
-        experts: ExpertBank::resident(
-            backend.upload_stack(&gate_up, Precision::Product).unwrap(),
-            backend.upload_stack(&down, Precision::Product).unwrap(),
+        experts: ExpertBank {
+            gate_up: backend.upload_stack(&gate_up, Precision::Product).unwrap(),
+            down: backend.upload_stack(&down, Precision::Product).unwrap(),
             slots,
-        ),
+        },
         shared: Dense {
             gate_up: backend.upload(&shared, Precision::Product).unwrap(),
             down: backend.upload(&[member("shared_experts", "down")], Precision::Product).unwrap(),
@@ -334,7 +334,7 @@ fn a_moe_layer_of_the_release_gives_the_references_picks_and_rows() {
     let scratch = Scratch::new(&mut backend, &config, 5).unwrap();
     backend.write_f32(&scratch.x, 0, &uniform("moe.input", 5 * HIDDEN, 1.7, 0.0)).unwrap();
     let mut seen = Looker::default();
-    layer.run(&mut backend, &config, &scratch, 5, (0, &mut seen)).unwrap();
+    layer.run(&mut backend, &config, &scratch, 5, None, (0, &mut seen)).unwrap();
     close("router logits", &seen.logits, &goldens.floats("moe.router.logits"), TOLERANCE);
     let (ids, weights) = (goldens.ints("moe.router.experts"), goldens.floats("moe.router.weights"));
     for row in 0..5 {

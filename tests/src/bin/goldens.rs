@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use flint_contracts::{cpu, nano, sizes};
 use flint_cpu::Arithmetic;
 use flint_model::Glm;
+use flint_model::bank::Experts;
 use flint_weights::{Checkpoint, Source};
 
 fn main() {
@@ -16,7 +17,9 @@ fn main() {
         std::process::exit(2);
     };
     let checkpoint = Checkpoint::open(Source::Folder(folder.clone())).unwrap();
-    let mut model = Glm::load(&checkpoint, cpu(Arithmetic::Lanes, 2), sizes(), &mut |_, _| {}).unwrap();
+    let mut model =
+        Glm::load(&checkpoint, cpu(Arithmetic::Lanes, 2), sizes(), Experts::Resident, &mut |_, _| {})
+            .unwrap();
     nano::check_official(&mut model, &folder);
     println!("{}: every stored value is within its tolerance", folder.display());
 }

@@ -12,6 +12,7 @@ use flint_backend::ops::Op;
 use flint_backend::wrap::{Hooked, OpOf};
 use flint_contracts::feeding::{Dice, append};
 use flint_cpu::{Cpu, Options};
+use flint_model::bank::Experts;
 use flint_model::{Glm, GlmOptions, LanguageModel};
 use flint_weights::{Checkpoint, Source};
 
@@ -41,7 +42,7 @@ fn main() {
     });
     let checkpoint = Checkpoint::open(Source::Folder(folder)).unwrap();
     let options = GlmOptions { context: 1024, sequences: 1, rows: PROMPT, drafts: 0 };
-    let mut model = Glm::load(&checkpoint, backend, options, &mut |_, _| {}).unwrap();
+    let mut model = Glm::load(&checkpoint, backend, options, Experts::Resident, &mut |_, _| {}).unwrap();
     let tokens = Dice::new(1).tokens(PROMPT + DECODED, model.limits().vocabulary);
     let sequence = model.open().unwrap();
     append(&mut model, sequence, &tokens[..8]);

@@ -17,11 +17,16 @@ impl Slab {
     /// # Errors
     /// When the system has no room for them.
     pub fn new(bytes: usize) -> Result<Self> {
-        let bytes = bytes.next_multiple_of(BLOCK).max(BLOCK);
+        let bytes = Self::rounded(bytes);
         let memory = MmapMut::map_anon(bytes).map_err(|source| Error::Memory { bytes, source })?;
         #[cfg(target_os = "linux")]
         let _refused = memory.advise(memmap2::Advice::HugePage);
         Ok(Self(memory))
+    }
+
+    /// The length of a slab that was asked for with `bytes`.
+    pub fn rounded(bytes: usize) -> usize {
+        bytes.next_multiple_of(BLOCK).max(BLOCK)
     }
 
     /// Bytes.

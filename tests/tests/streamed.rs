@@ -1,0 +1,83 @@
+//! Streamed == resident: a model that holds only some of its experts gives the bits of one that holds them all, however
+//! few slots there are, cold or warm, alone or with others, drafted or plain.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::missing_panics_doc)] // a contract that cannot run has failed
+
+use flint_contracts::contracts::{chunked, concurrent, drafted};
+use flint_contracts::feeding::{Dice, assert_same, feed};
+use flint_contracts::{TINY, Tiny, arithmetics, cpu, load_streamed, model};
+use flint_cpu::{Arithmetic, Cpu};
+use flint_model::bank::BankOptions;
+use flint_model::bank::replace::Replacement;
+use flint_model::bank::report::Phase;
+use flint_model::{Glm, LanguageModel};
+
+/// More than there are experts.
+const ALL: usize = 1000;
+
+fn streamed(tiny: Tiny, arithmetic: Arithmetic, options: BankOptions) -> Glm<Cpu> {
+    load_streamed(tiny, cpu(arithmetic, 1), options)
+}
+
+fn slots(slots: usize) -> BankOptions {
+    BankOptions { slots, ..BankOptions::default() }
+}
+
+#[test]
+fn any_number_of_slots_gives_the_bits_of_all_experts() {
+    let cuts = [90, 1, 1, 1, 60, 1, 1];
+    for tiny in TINY {
+        for arithmetic in arithmetics() {
+            let mut resident = model(tiny, arithmetic);
+            let tokens = Dice::new(31).tokens(cuts.iter().sum(), resident.limits().vocabulary);
+            let expected = feed(&mut resident, &tokens, &cuts);
+            for slots in [1, 2, 8, ALL] {
+                for staging in [1, 16] {
+                    let options = BankOptions { slots, staging, ..BankOptions::default() };
+                    let mut streamed = streamed(tiny, arithmetic, options);
+                    // Cold, then warm.
+                    for pass in 0..2 {
+                        for (row, found) in feed(&mut streamed, &tokens, &cuts).iter().enumerate() {
+                            let label =
+                                format!("{tiny:?} {arithmetic:?} {slots} slots, pass {pass}, row {row}");
+                            assert_same(&label, found, &expected[row]);
+                        }
+                    }
+                    let report = streamed.bank_report().unwrap();
+                    let (prompt, decode) = (report.total(Phase::Prompt), report.total(Phase::Decode));
+                    assert!(prompt.held < prompt.asked, "something was read");
+                    if slots == ALL {
+                        assert!(decode.bytes == 0 || decode.hit_rate() > 0.5, "{decode:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_contracts_hold_with_two_slots() {
+    for tiny in [Tiny::Mlx4, Tiny::Trained] {
+        let label = format!("{tiny:?} in two slots");
+        chunked(&mut streamed(tiny, Arithmetic::Lanes, slots(2)), &label);
+        drafted(&mut streamed(tiny, Arithmetic::Lanes, slots(2)), &label, 60, 33);
+        concurrent(&mut streamed(tiny, Arithmetic::Lanes, slots(2)), &label, 34);
+    }
+}
+
+#[test]
+fn what_was_used_before_is_there_at_the_start() {
+    let tokens = Dice::new(32).tokens(64, 200);
+    let mut cold = streamed(Tiny::Trained, Arithmetic::Lanes, slots(ALL));
+    feed(&mut cold, &tokens, &[64]);
+    let layers = cold.bank_report().unwrap().layers.len();
+    let usage = vec![vec![1; cold.config().experts]; layers];
+    for replacement in [Replacement::LeastRecent, Replacement::default()] {
+        let options = BankOptions { slots: ALL, replacement, usage: usage.clone(), ..BankOptions::default() };
+        let mut warm = streamed(Tiny::Trained, Arithmetic::Lanes, options);
+        feed(&mut warm, &tokens, &[64]);
+        let prompt = warm.bank_report().unwrap().total(Phase::Prompt);
+        assert_eq!(prompt.held, prompt.asked);
+        assert_eq!(prompt.bytes, 0);
+    }
+}

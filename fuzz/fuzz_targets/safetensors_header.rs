@@ -28,6 +28,7 @@ fuzz_target!(|data: &[u8]| {
                 rows: 512,
                 machine_bytes: Some(1 << 20),
                 on_device: false,
+                experts: flint_weights::plan::ExpertsWanted::Auto,
             };
             LoadPlan::new(&checkpoint, &request).render(80);
             for name in ["lm_head", "layers.0.self_attn.q_proj", "layers.3.self_attn.o_proj"] {

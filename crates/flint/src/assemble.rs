@@ -6,8 +6,9 @@ use flint_backend::Backend;
 use flint_chat::{ChatFiles, ChatFormat};
 use flint_cpu::{Arithmetic, Cpu, Options};
 use flint_engine::{Engine, EngineOptions};
-use flint_model::bank::Experts;
+use flint_model::bank::{BankOptions, Experts};
 use flint_model::{Glm, GlmOptions, LanguageModel};
+use flint_weights::stream::{ExpertStream, ReadOptions};
 use flint_weights::{Checkpoint, HostBytes, LoadPlan, Source};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -30,7 +31,7 @@ pub(crate) struct Assembled {
 
 /// Loads a model and starts its engine; `queue` requests may wait.
 pub(crate) fn assemble(settings: &ModelSettings, queue: usize, terminal: Terminal) -> Result<Assembled> {
-    let checkpoint = Checkpoint::open(settings.source.clone())?;
+    let checkpoint = Arc::new(Checkpoint::open(settings.source.clone())?);
     let chat = Arc::new(chat_format(&settings.source)?);
     let (chosen, plan, context) = plan(&checkpoint, settings)?;
     check_memory(&plan, settings, terminal)?;
@@ -40,16 +41,20 @@ pub(crate) fn assemble(settings: &ModelSettings, queue: usize, terminal: Termina
             if let Some(note) = note {
                 terminal.note(Style::Warning, &note);
             }
-            let model = load(&checkpoint, settings, Cpu::new(settings.cpu)?, (context, rows), terminal)?;
+            let model =
+                load((&checkpoint, &plan), settings, Cpu::new(settings.cpu)?, (context, rows), terminal)?;
             (model, cpu_place(settings.cpu))
         }
         Chosen::Cuda(cuda) => {
             let place = format!("{} (cuda:{})", cuda.info().name, cuda.info().ordinal);
-            (load(&checkpoint, settings, *cuda, (context, rows), terminal)?, place)
+            (load((&checkpoint, &plan), settings, *cuda, (context, rows), terminal)?, place)
         }
     };
     let weights = bytes(plan.resident_bytes());
-    let summary = format!("{} · {weights} · {place} · context {context}", settings.name);
+    let experts = plan.slots.map_or(String::new(), |slots| {
+        format!(" · {} of {} experts a layer, the others on disk", slots.slots, slots.experts)
+    });
+    let summary = format!("{} · {weights}{experts} · {place} · context {context}", settings.name);
     let options = EngineOptions { rows_per_round: rows, parallel: settings.parallel, queue };
     let engine = Engine::start(model, options);
     Ok(Assembled { engine, chat, name: settings.name.clone(), summary })
@@ -74,7 +79,7 @@ pub(crate) fn check_memory(plan: &LoadPlan, settings: &ModelSettings, terminal: 
 
 /// Uploads the weights to a device, for sequences and forwards of at most so many rows.
 pub(crate) fn load<B: Backend>(
-    checkpoint: &Checkpoint,
+    (checkpoint, plan): (&Arc<Checkpoint>, &LoadPlan),
     settings: &ModelSettings,
     backend: B,
     (context, rows): (usize, usize),
@@ -82,7 +87,8 @@ pub(crate) fn load<B: Backend>(
 ) -> Result<Box<dyn LanguageModel>> {
     let options = GlmOptions { context, sequences: settings.parallel, rows, drafts: settings.drafts };
     let bar = progress_bar(&settings.name, terminal);
-    let model = Glm::load(checkpoint, backend, options, Experts::Resident, &mut |done, all| {
+    let experts = experts(checkpoint, plan)?;
+    let model = Glm::load(checkpoint, backend, options, experts, &mut |done, all| {
         if bar.length() != Some(all) {
             bar.set_length(all);
         }
@@ -90,6 +96,13 @@ pub(crate) fn load<B: Backend>(
     })?;
     bar.finish_and_clear();
     Ok(Box::new(model))
+}
+
+/// Where the experts are to be.
+fn experts(checkpoint: &Arc<Checkpoint>, plan: &LoadPlan) -> Result<Experts> {
+    let Some(slots) = &plan.slots else { return Ok(Experts::Resident) };
+    let stream = ExpertStream::open(Arc::clone(checkpoint), ReadOptions::default())?;
+    Ok(Experts::Streamed(stream, BankOptions { slots: slots.slots, ..BankOptions::default() }))
 }
 
 fn progress_bar(name: &str, terminal: Terminal) -> ProgressBar {

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 
 use crate::device::DeviceChoice;
 use crate::error::{Error, Result};
+use crate::memory::{MemorySize, SlotsChoice};
 
 /// GLM-5.3-Flash on the machine you have, exact.
 ///
@@ -96,6 +97,12 @@ options! {
         /// Longest conversation in tokens, at least 64 [default: 16384, or the model's own limit if lower]
         #[arg(value_name = "TOKENS")]
         context: usize,
+        /// Memory that Flint may use, as 96G [default: what is free, of the device where one is used]
+        #[arg(value_name = "SIZE")]
+        memory: MemorySize,
+        /// Experts of each layer in memory: auto, all or a number; the others are read from the files when they are needed [default: auto, all if they fit]
+        #[arg(value_name = "N")]
+        slots: SlotsChoice,
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use flint_cuda::{Cuda, DeviceInfo};
+use flint_weights::plan::ExpertsWanted;
 use flint_weights::{Checkpoint, LoadPlan, PlanRequest};
 use serde::Deserialize;
 
@@ -115,10 +116,32 @@ pub(crate) fn choose(
         DeviceChoice::Auto => match flint_cuda::devices() {
             // No driver or no device: nothing that a user of this machine expects.
             Err(_) => Ok(on_cpu(None)),
-            Ok(devices) => Ok(first_that_fits(checkpoint, settings, context, &devices)
-                .unwrap_or_else(|why| on_cpu(Some(why)))),
+            Ok(devices) => Ok(best(checkpoint, settings, context, &devices)),
         },
     }
+}
+
+/// A device that holds the whole model, else the CPU if it does, else the first of them that holds some of its experts.
+fn best(
+    checkpoint: &Checkpoint,
+    settings: &ModelSettings,
+    context: usize,
+    devices: &[DeviceInfo],
+) -> (Chosen, LoadPlan) {
+    let whole = ModelSettings { experts: ExpertsWanted::All, ..settings.clone() };
+    if settings.experts == ExpertsWanted::Auto {
+        match first_that_fits(checkpoint, &whole, context, devices) {
+            Ok(found) => return found,
+            Err(why) => {
+                let plan = cpu_plan(checkpoint, &whole, context);
+                if plan.shortage().is_none() {
+                    return (Chosen::Cpu { note: Some(why) }, plan);
+                }
+            }
+        }
+    }
+    first_that_fits(checkpoint, settings, context, devices)
+        .unwrap_or_else(|why| (Chosen::Cpu { note: Some(why) }, cpu_plan(checkpoint, settings, context)))
 }
 
 /// The first device on which the model fits, or why there is none.
@@ -151,6 +174,14 @@ fn open(number: usize, settings: &ModelSettings) -> std::result::Result<Cuda, fl
     Cuda::new(flint_cuda::Options { code_cache: settings.code_cache.clone(), ..options })
 }
 
+/// What there is, or less where the user says so.
+fn bounded(free: Option<u64>, settings: &ModelSettings) -> Option<u64> {
+    match (free, settings.memory) {
+        (Some(free), Some(bound)) => Some(free.min(bound)),
+        (free, bound) => free.or(bound),
+    }
+}
+
 fn cpu_plan(checkpoint: &Checkpoint, settings: &ModelSettings, context: usize) -> LoadPlan {
     let cache_element_bytes = match settings.cpu.arithmetic {
         flint_cpu::Arithmetic::Lanes => 4,
@@ -162,8 +193,9 @@ fn cpu_plan(checkpoint: &Checkpoint, settings: &ModelSettings, context: usize) -
         cache_element_bytes,
         drafts_max: settings.drafts,
         rows: ROWS,
-        machine_bytes: machine::memory().map(|memory| memory.available),
+        machine_bytes: bounded(machine::memory().map(|memory| memory.available), settings),
         on_device: false,
+        experts: settings.experts,
     };
     LoadPlan::new(checkpoint, &request)
 }
@@ -181,8 +213,9 @@ fn cuda_plan(
         cache_element_bytes: 2,
         drafts_max: settings.drafts,
         rows: CUDA_ROWS,
-        machine_bytes: Some((free as u64).saturating_sub(FLOOR_BYTES)),
+        machine_bytes: bounded(Some((free as u64).saturating_sub(FLOOR_BYTES)), settings),
         on_device: true,
+        experts: settings.experts,
     };
     Ok(LoadPlan::new(checkpoint, &request))
 }

@@ -11,6 +11,7 @@ mod embedded;
 mod error;
 mod interrupt;
 mod machine;
+mod memory;
 mod talk;
 mod terminal;
 

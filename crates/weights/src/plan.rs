@@ -5,6 +5,7 @@
 
 mod fit;
 mod render;
+mod slots;
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,8 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{Attention, FeedForward, ModelConfig};
 use crate::encoding::{Encoding, Stored};
 use crate::table::{Group, Need, Shape, Spec};
+
+pub use slots::{ExpertsWanted, SlotsPlan};
 
 /// Positions of a page of the latent attention's cache, when a pool's size divides them.
 const PAGE_POSITIONS: usize = 256;
@@ -35,6 +38,8 @@ pub struct PlanRequest {
     pub machine_bytes: Option<u64>,
     /// Whether that memory is a device's own, and not the machine's.
     pub on_device: bool,
+    /// Which routed experts are to be in memory.
+    pub experts: ExpertsWanted,
 }
 
 impl PlanRequest {
@@ -181,6 +186,8 @@ pub struct LoadPlan {
     pub groups: Vec<GroupPlan>,
     /// Loaded matrices by encoding.
     pub widths: Vec<WidthPlan>,
+    /// The slots of the experts, where not all of them are in memory.
+    pub slots: Option<SlotsPlan>,
     /// Weights in memory.
     pub weight_bytes: u64,
     /// Weights that one decoded token reads.
@@ -205,21 +212,33 @@ impl LoadPlan {
     /// The plan of a checkpoint.
     pub fn new(checkpoint: &Checkpoint, request: &PlanRequest) -> Self {
         let config = checkpoint.config();
-        let groups = groups(checkpoint);
+        let mut groups = groups(checkpoint);
+        let model = summary(config, &groups);
+        let weight_bytes_per_token = per_token(config, &groups, |group| group.resident_bytes);
         let state = StatePlan::new(config, request);
-        let weight_bytes = groups.iter().map(|group| group.resident_bytes).sum();
         let state_bytes = request.sequences as u64 * state.bytes(request.context as u64);
         let working_bytes = working_bytes(config, request.rows);
+        let all_bytes: u64 = groups.iter().map(|group| group.resident_bytes).sum();
+        let mut slots = None;
+        if let Some(experts) = groups.iter_mut().find(|group| group.group == Group::Experts) {
+            let others = all_bytes - experts.resident_bytes + state_bytes + working_bytes;
+            slots = SlotsPlan::new(checkpoint, request, others, experts.resident_bytes);
+            if let Some(slots) = &slots {
+                experts.resident_bytes = slots.bytes();
+            }
+        }
+        let weight_bytes = groups.iter().map(|group| group.resident_bytes).sum();
         let total_bytes = weight_bytes + state_bytes + working_bytes;
         let mut plan = Self {
             source: checkpoint.source().label(),
             request: *request,
-            model: summary(config, &groups),
+            model,
             tensors: checkpoint.tensors(),
             tensor_bytes: checkpoint.tensor_bytes(),
             widths: widths(checkpoint),
+            slots,
             weight_bytes,
-            weight_bytes_per_token: per_token(config, &groups, |group| group.resident_bytes),
+            weight_bytes_per_token,
             groups,
             state,
             state_bytes,

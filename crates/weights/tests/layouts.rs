@@ -5,6 +5,7 @@
 mod support;
 
 use flint_weights::matrix::e4m3;
+use flint_weights::plan::ExpertsWanted;
 use flint_weights::{Checkpoint, Form, LoadPlan, PlanRequest, QuantMatrix};
 use support::layout::{ALL, Layout};
 use support::{LAYERS, Model, Storage, Tensor, open, refusal, says, source};
@@ -104,6 +105,7 @@ fn plan(checkpoint: &Checkpoint) -> LoadPlan {
         rows: 512,
         machine_bytes: None,
         on_device: false,
+        experts: ExpertsWanted::Auto,
     };
     LoadPlan::new(checkpoint, &request)
 }

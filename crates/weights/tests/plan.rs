@@ -6,6 +6,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use flint_weights::plan::ExpertsWanted;
 use flint_weights::{Checkpoint, Encoding, Group, LoadPlan, PlanRequest, Source};
 use support::layout::Layout;
 use support::release::{self, Form};
@@ -29,6 +30,7 @@ fn request(context: usize, sequences: usize, machine_bytes: Option<u64>) -> Plan
         rows: 512,
         machine_bytes,
         on_device: false,
+        experts: ExpertsWanted::All,
     }
 }
 
@@ -196,4 +198,42 @@ fn a_devices_memory_is_named_as_the_devices_and_working_memory_grows_with_rows()
     assert!(said.contains("the device can give 24.0 GiB") && said.contains("or --device cpu"), "{said}");
     let bytes = |rows| plan(&PlanRequest { rows, ..machine }).working_bytes;
     assert_eq!(bytes(4096), 8 * bytes(512));
+}
+
+#[test]
+fn experts_that_do_not_fit_get_the_slots_that_do() {
+    let (folder, _) = release(Form::Affine4, 288, 4);
+    let checkpoint = Checkpoint::open(Source::Folder(folder.path().to_owned())).unwrap();
+    let plan = |request: PlanRequest| LoadPlan::new(&checkpoint, &request);
+    let request = |context, sequences, machine| PlanRequest {
+        experts: ExpertsWanted::Auto,
+        ..request(context, sequences, machine)
+    };
+    let whole = plan(request(16_384, 1, None));
+    assert_eq!(whole.slots, None, "all of them where nobody knows the memory");
+    let mut before = 0;
+    for gib in [24, 48, 64, 96, 128] {
+        let plan = plan(request(16_384, 1, Some(gib * GIB)));
+        let slots = plan.slots.unwrap();
+        assert!(slots.slots > before && slots.slots < 288, "{gib} GiB: {slots:?}");
+        before = slots.slots;
+        assert_eq!(plan.fits, Some(true));
+        let spare = gib * GIB - plan.total_bytes;
+        assert!(spare < slots.slot_bytes, "another slot would not fit: {spare}");
+        assert_eq!(plan.weight_bytes_per_token, whole.weight_bytes_per_token);
+        assert!(
+            plan.render(100).contains(&format!("{before} of 288 experts of each layer")),
+            "{}",
+            plan.render(100)
+        );
+    }
+    let all = PlanRequest { experts: ExpertsWanted::All, ..request(16_384, 1, Some(64 * GIB)) };
+    assert!(plan(all).slots.is_none() && plan(all).fits == Some(false));
+    let eight = PlanRequest { experts: ExpertsWanted::Slots(8), ..request(16_384, 1, Some(256 * GIB)) };
+    assert_eq!(plan(eight).slots.map(|slots| slots.slots), Some(8), "as asked, whatever would fit");
+    let many = PlanRequest { experts: ExpertsWanted::Slots(200), ..request(16_384, 1, Some(64 * GIB)) };
+    let said = plan(many).shortage().unwrap();
+    assert!(said.contains("--slots "), "{said}");
+    let small = plan(request(16_384, 1, Some(GIB)));
+    assert!(small.slots.is_none() && small.fits == Some(false), "not even one slot fits");
 }

@@ -9,6 +9,7 @@ mod report;
 mod roof;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use flint_backend::Backend;
@@ -40,6 +41,7 @@ pub(crate) fn run(flags: &BenchFlags, terminal: Terminal) -> Result<ExitCode> {
         checkpoint.draw_experts();
     }
     refuse_long(&checkpoint, context)?;
+    let checkpoint = Arc::new(checkpoint);
     let (chosen, plan, _) = assemble::plan(&checkpoint, first)?;
     assemble::check_memory(&plan, first, terminal)?;
     let roof = Roof::new(&plan);
@@ -81,7 +83,7 @@ fn refuse_long(checkpoint: &Checkpoint, context: usize) -> Result<()> {
 
 /// What is measured.
 struct Bench<'a> {
-    checkpoint: &'a Checkpoint,
+    checkpoint: &'a Arc<Checkpoint>,
     plan: &'a LoadPlan,
     settings: &'a BenchSettings,
     /// Rows of one forward.
@@ -113,7 +115,7 @@ impl Bench<'_> {
         let settings = self.settings;
         let began = Instant::now();
         let sizes = (self.plan.request.context, self.rows);
-        let model = assemble::load(self.checkpoint, model, backend, sizes, self.terminal)?;
+        let model = assemble::load((self.checkpoint, self.plan), model, backend, sizes, self.terminal)?;
         let load_seconds = began.elapsed().as_secs_f64();
         let mut feeder = Feeder::new(model, self.rows, settings.behind);
         let mut prefills: Vec<Option<Prefill>> = vec![None; settings.prompts.len()];

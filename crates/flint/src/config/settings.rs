@@ -9,6 +9,7 @@ use flint_chat::GenerationDefaults;
 use flint_cpu::{Arithmetic, Level, Options};
 use flint_engine::Sampling;
 use flint_weights::Source;
+use flint_weights::plan::ExpertsWanted;
 
 use super::{
     ArithmeticChoice, BenchFlags, LevelChoice, LogLevel, ModelOptions, SamplingOptions, ServeOptions,
@@ -39,6 +40,10 @@ pub(crate) struct ModelSettings {
     pub(crate) cpu_arithmetic: bool,
     /// Folder for code that was compiled for this machine's devices.
     pub(crate) code_cache: Option<PathBuf>,
+    /// Memory that may be used, where the user bounds it.
+    pub(crate) memory: Option<u64>,
+    /// Which experts are to be in memory.
+    pub(crate) experts: ExpertsWanted,
     /// Longest sequence that the user asks for.
     context: Option<usize>,
     /// Sequences at once.
@@ -87,6 +92,8 @@ impl ModelSettings {
             cpu,
             cpu_arithmetic,
             code_cache,
+            memory: options.memory.map(|size| size.0),
+            experts: options.slots.unwrap_or_default().0,
             context,
             parallel,
             drafts: 0,
@@ -105,6 +112,8 @@ impl ModelSettings {
             cpu,
             cpu_arithmetic: true,
             code_cache: machine::cache_folder(),
+            memory: None,
+            experts: if flags.draw_experts { ExpertsWanted::All } else { ExpertsWanted::Auto },
             context: Some(context),
             parallel,
             drafts: flags.block.iter().max().map_or(0, |rows| rows - 1),

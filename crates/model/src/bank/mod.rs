@@ -11,7 +11,7 @@ mod slabs;
 mod stream;
 
 use flint_backend::{Backend, Element};
-use flint_weights::stream::ExpertStream;
+use flint_weights::stream::{ExpertStream, STAGING};
 
 use crate::Result;
 pub(crate) use stream::Bank;
@@ -39,7 +39,7 @@ pub struct BankOptions {
 
 impl Default for BankOptions {
     fn default() -> Self {
-        Self { slots: 64, staging: 16, replacement: replace::Replacement::default(), usage: Vec::new() }
+        Self { slots: 64, staging: STAGING, replacement: replace::Replacement::default(), usage: Vec::new() }
     }
 }
 

@@ -48,8 +48,17 @@ pub(super) fn advice(plan: &LoadPlan, checkpoint: &Checkpoint) -> Vec<String> {
     {
         advice.push(format!("--parallel 1 --context {tokens} would fit"));
     }
+    advice.extend(fewer_slots(plan, machine));
     advice.push(smaller_checkpoint(plan, checkpoint, machine));
     advice
+}
+
+/// Fewer experts in memory, where that would do.
+fn fewer_slots(plan: &LoadPlan, machine: u64) -> Option<String> {
+    let slots = plan.slots?;
+    let over = plan.total_bytes - machine;
+    let fewer = (slots.slots as u64).checked_sub(over.div_ceil(slots.slot_bytes.max(1)))?;
+    (fewer > 0).then(|| format!("--slots {fewer} would fit"))
 }
 
 /// The longest context, a whole number of pages, whose state has at most `bytes`.

@@ -136,6 +136,9 @@ pub(super) fn render(plan: &LoadPlan, width: usize) -> String {
     text.push_str(&totals(plan).text(table));
     text.push('\n');
     wrap(&mut text, &verdict(plan), width, "");
+    if let Some(streaming) = streaming(plan) {
+        wrap(&mut text, &streaming, width, "");
+    }
     for advice in &plan.advice {
         wrap(&mut text, &format!("- {advice}"), width, "  ");
     }
@@ -250,6 +253,20 @@ fn totals(plan: &LoadPlan) -> Columns {
         table.row(vec![format!("{} can give", request.holder()), bytes(machine)]);
     }
     table
+}
+
+/// What streaming means, where experts stream.
+fn streaming(plan: &LoadPlan) -> Option<String> {
+    let slots = plan.slots.as_ref()?;
+    Some(format!(
+        "{} of {} experts of each layer are in memory; the others are read from the files when a token needs them, \
+         {} a layer at most. The text is the same, the speed is the disk's.",
+        slots.slots,
+        slots.experts,
+        bytes(
+            plan.model.experts_per_token as u64 * slots.slot_bytes / plan.model.sparse_layers.max(1) as u64
+        )
+    ))
 }
 
 fn verdict(plan: &LoadPlan) -> String {

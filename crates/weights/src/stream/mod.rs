@@ -29,6 +29,9 @@ use files::ReadFile;
 use layout::{Layout, Piece};
 use reader::{Done, Job, Reader};
 
+/// Experts that are on their way at once, unless somebody says otherwise: enough to keep a fast disk busy.
+pub const STAGING: usize = 16;
+
 /// The projections of an expert, in the order of its parts.
 const PROJECTIONS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
@@ -185,6 +188,23 @@ impl ExpertStream {
 }
 
 impl Checkpoint {
+    /// Whether experts can be read one by one: the files are on a disk.
+    pub(crate) fn streams(&self) -> bool {
+        matches!(self.source(), Source::Folder(_))
+    }
+
+    /// Bytes of a slab for any expert of each layer that has some.
+    pub(crate) fn slab_bytes(&self) -> Result<Vec<usize>> {
+        let config = self.config();
+        let sparse = (0..config.layers()).filter(|layer| config.feed_forward[*layer] == FeedForward::Sparse);
+        let largest = |layer| {
+            let bytes = |expert| Ok(Slab::rounded(self.record(ExpertId { layer, expert })?.layout.bytes));
+            let all = (0..config.experts).map(bytes).collect::<Result<Vec<_>>>()?;
+            Ok(all.into_iter().max().unwrap_or(0))
+        };
+        sparse.map(largest).collect()
+    }
+
     /// The shards, open for reading.
     fn open_files(&self, direct: bool) -> Result<Vec<ReadFile>> {
         let shards = &self.shards().files;

@@ -82,7 +82,12 @@ pub fn load<B: Backend>(tiny: Tiny, backend: B) -> Glm<B> {
 
 /// A tiny model on a backend with only some of its experts there, the others in its files.
 pub fn load_streamed<B: Backend>(tiny: Tiny, backend: B, options: BankOptions) -> Glm<B> {
-    let checkpoint = Arc::new(tiny.checkpoint());
+    streamed_from(&tiny.folder(), backend, options)
+}
+
+/// The same of any folder.
+pub fn streamed_from<B: Backend>(folder: &Path, backend: B, options: BankOptions) -> Glm<B> {
+    let checkpoint = Arc::new(Checkpoint::open(Source::Folder(folder.to_owned())).unwrap());
     let stream = ExpertStream::open(checkpoint.clone(), ReadOptions::default()).unwrap();
     let experts = Experts::Streamed(stream, options);
     Glm::load(&checkpoint, backend, sizes(), experts, &mut |_, _| {}).unwrap()

@@ -5,12 +5,12 @@
 
 use flint_contracts::contracts::{chunked, concurrent, drafted};
 use flint_contracts::feeding::{Dice, assert_same, feed};
-use flint_contracts::{TINY, Tiny, arithmetics, cpu, load_streamed, model};
+use flint_contracts::{TINY, Tiny, arithmetics, cpu, load_streamed, model, streamed_from};
 use flint_cpu::{Arithmetic, Cpu};
 use flint_model::bank::BankOptions;
 use flint_model::bank::replace::Replacement;
 use flint_model::bank::report::Phase;
-use flint_model::{Glm, LanguageModel};
+use flint_model::{Batch, Glm, LanguageModel, Span, Want};
 
 /// More than there are experts.
 const ALL: usize = 1000;
@@ -80,4 +80,44 @@ fn what_was_used_before_is_there_at_the_start() {
         assert_eq!(prompt.held, prompt.asked);
         assert_eq!(prompt.bytes, 0);
     }
+}
+
+/// A copy of the nano checkpoint whose file can be damaged.
+fn damaged() -> (tempfile::TempDir, Glm<Cpu>) {
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(Tiny::Mlx4.folder()).unwrap() {
+        let file = file.unwrap();
+        if file.file_type().unwrap().is_file() {
+            std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+        }
+    }
+    let model = streamed_from(folder.path(), cpu(Arithmetic::Lanes, 1), slots(1));
+    (folder, model)
+}
+
+#[test]
+fn a_file_that_is_cut_ends_the_requests_that_need_it_and_no_other() {
+    let (folder, mut model) = damaged();
+    let tokens = Dice::new(35).tokens(40, model.limits().vocabulary);
+    let expected = feed(&mut model, &tokens, &[40]);
+    let [needs, idle] = [model.open().unwrap(), model.open().unwrap()];
+    let batch = |sequence, range: std::ops::Range<usize>| Batch {
+        spans: vec![Span { sequence, sure: tokens[range].to_vec(), drafts: Vec::new(), want: Want::All }],
+    };
+    model.forward(&batch(idle, 0..20)).unwrap();
+    model.commit(idle, 0).unwrap();
+    let shard = folder.path().join("model.safetensors");
+    let whole = std::fs::read(&shard).unwrap();
+    std::fs::OpenOptions::new().write(true).open(&shard).unwrap().set_len(100_000).unwrap();
+    // The trunk is mapped: its pages are beyond the cut now, so it is put back before anything touches them.
+    std::fs::write(&shard, &whole).unwrap();
+    model.forward(&batch(needs, 0..20)).unwrap();
+    let error = model.commit(needs, 0).unwrap_err().to_string();
+    for part in ["layers.", "expert ", "model.safetensors", "at byte", "changed"] {
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
+    assert!(model.forward(&batch(needs, 20..40)).is_err(), "a lost sequence stays lost");
+    model.close(needs).unwrap();
+    assert_eq!(model.length(idle).unwrap(), 20, "the other one is as it was");
+    assert!(expected.len() == 40);
 }

@@ -130,10 +130,15 @@ impl<B: Backend> Glm<B> {
             }
         }
         let result = self.step(batch, probe, read);
+        let mut first_row = 0;
         for span in &batch.spans {
+            let rows = first_row..first_row + span.rows();
+            first_row = rows.end;
+            let lost = self.bank.as_ref().and_then(|bank| bank.lost(rows));
             if let Some(sequence) = self.sequences.get_mut(&span.sequence) {
                 sequence.pending = Some(Pending { sure: span.sure.len(), drafts: span.drafts.len() });
-                sequence.failed = result.is_err();
+                let failed = || "its state was lost when the device failed".to_owned();
+                sequence.failed = lost.or_else(|| result.is_err().then(failed));
             }
         }
         result
@@ -156,8 +161,8 @@ impl<B: Backend> Glm<B> {
 
     fn check_span(&self, span: &Span, sequence: &Sequence<B>) -> Result<()> {
         let refused = |what: &str| Error::Commit { sequence: span.sequence, what: what.into() };
-        if sequence.failed {
-            return Err(refused("its state was lost when the device failed; close it"));
+        if let Some(why) = &sequence.failed {
+            return Err(refused(&format!("{why}; close it")));
         }
         if sequence.pending.is_some() {
             return Err(refused("the last forward waits for its commit"));

@@ -183,7 +183,8 @@ pub trait LanguageModel: Send {
     fn length(&self, sequence: SequenceId) -> Result<usize>;
 
     /// Appends the batch's rows and returns the wanted logits. Each span must be committed before its sequence is in
-    /// another batch. On an error no sequence of the batch has changed as far as later calls can tell.
+    /// another batch. On an error no sequence of the batch has changed as far as later calls can tell. Where an expert
+    /// that a span's rows need cannot be read, only that span is lost: its logits mean nothing, and its commit says why.
     fn forward(&mut self, batch: &Batch) -> Result<Logits>;
 
     /// [`forward`](Self::forward) for callers who need only the best logit of each wanted row: a device need not hand out

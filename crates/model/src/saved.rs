@@ -116,7 +116,7 @@ pub(crate) fn write<B: Backend>(
     arithmetic_id: &str,
     sequence: &Sequence<B>,
 ) -> Result<Vec<u8>> {
-    if sequence.pending.is_some() || sequence.failed {
+    if sequence.pending.is_some() || sequence.failed.is_some() {
         return Err(Error::Saved("only a committed sequence can be saved; commit or close it first".into()));
     }
     let mut out = Vec::new();

@@ -65,7 +65,7 @@ pub(crate) struct Sequence<B: Backend> {
     pub(crate) folded: usize,
     pub(crate) pending: Option<Pending>,
     /// A device failure left the state half written.
-    pub(crate) failed: bool,
+    pub(crate) failed: Option<String>,
     /// In the order of KDA layers.
     pub(crate) kda: Vec<KdaState<B>>,
     /// In the order of DSA layers.
@@ -93,7 +93,7 @@ impl<B: Backend> Sequence<B> {
             let ring = backend.allocate(Element::F32, shape.ring_rows * 2 * config.index_head_dim)?;
             dsa.push(DsaState { pages: Vec::new(), ring });
         }
-        Ok(Self { len: 0, folded: 0, pending: None, failed: false, kda, dsa })
+        Ok(Self { len: 0, folded: 0, pending: None, failed: None, kda, dsa })
     }
 
     /// Makes room for `rows` more rows.
@@ -141,6 +141,9 @@ impl<B: Backend> Sequence<B> {
     /// Makes the pending sure rows and the first `accepted` drafts part of the sequence.
     pub(crate) fn commit(&mut self, sequence: SequenceId, accepted: usize) -> Result<()> {
         let refused = |what: String| Error::Commit { sequence, what };
+        if let Some(why) = &self.failed {
+            return Err(refused(format!("{why}; close it")));
+        }
         let pending = self.pending.ok_or_else(|| refused("no forward waits for a commit".into()))?;
         if accepted > pending.drafts {
             return Err(refused(format!("{accepted} drafts accepted of {}", pending.drafts)));

@@ -1,6 +1,7 @@
 //! Experts on their way into slots, and products in waves.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -88,6 +89,8 @@ pub(crate) struct Bank {
     coming_since: Option<Instant>,
     /// Rows of the forward at hand that are drafts.
     drafts: Vec<bool>,
+    /// Rows of the forward at hand whose experts could not be read, and why.
+    lost: Vec<Option<Arc<str>>>,
     phase: Phase,
     report: BankReport,
 }
@@ -105,6 +108,7 @@ impl Bank {
             coming: HashSet::new(),
             coming_since: None,
             drafts: Vec::new(),
+            lost: Vec::new(),
             phase: Phase::Decode,
             report,
         }
@@ -170,7 +174,25 @@ impl Bank {
 
     /// Starts a forward whose rows are sure or drafts.
     pub(crate) fn begin(&mut self, drafts: Vec<bool>, phase: Phase) {
+        self.lost = vec![None; drafts.len()];
         (self.drafts, self.phase) = (drafts, phase);
+    }
+
+    /// Why the first of some rows of the last forward that was lost was lost.
+    pub(crate) fn lost(&self, mut rows: Range<usize>) -> Option<String> {
+        rows.find_map(|row| self.lost.get(row)?.as_ref().map(|why| why.to_string()))
+    }
+
+    /// Notes the rows that an expert was lost for.
+    fn lose(&mut self, (picks, picks_per_row): (&[u32], usize), expert: usize, error: &Error) {
+        let why: Arc<str> = error.to_string().into();
+        for (row, picks) in picks.chunks(picks_per_row.max(1)).enumerate() {
+            if picks.contains(&(expert as u32))
+                && let Some(lost) = self.lost.get_mut(row)
+            {
+                lost.get_or_insert_with(|| Arc::clone(&why));
+            }
+        }
     }
 
     /// Runs `compute` as often as it takes for each picked expert to be in the slot table once.
@@ -210,10 +232,17 @@ impl Bank {
                 let enough = wave.len() >= least || (waited_for.is_empty() && !wave.is_empty());
                 let patience = if enough { Duration::ZERO } else { PATIENCE };
                 let Some(arrival) = self.next(layer, &mut waited_for, patience)? else { break };
-                wave.push(arrival.id.expert);
-                self.place(backend, bank, arrival, &wave, &wanted)?;
+                let expert = arrival.id.expert;
+                match self.place(backend, bank, arrival, &wave, &wanted) {
+                    Ok(()) => wave.push(expert),
+                    // Rows of other experts go on.
+                    Err(error @ Error::Weights(_)) => self.lose((picks, picks_per_row), expert, &error),
+                    Err(error) => return Err(error),
+                }
             }
-            self.wave(backend, (layer, bank), &wave, &mut compute)?;
+            if !wave.is_empty() {
+                self.wave(backend, (layer, bank), &wave, &mut compute)?;
+            }
         }
         Ok(())
     }

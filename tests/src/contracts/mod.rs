@@ -10,7 +10,7 @@ use flint_model::{Batch, Best, LanguageModel, SequenceId, Span, Want};
 use crate::feeding::{Bits, Dice, append, append_cut, assert_same, best, bits, feed, whole};
 use crate::goldens::{Goldens, assert_close, floats};
 
-pub use panel::{REFERENCE, panel_score};
+pub use panel::{REFERENCE, panel_prompts, panel_score};
 pub use soak::soak;
 
 /// Longer than the selection's switch-over and than one page of every tiny model.

@@ -40,6 +40,12 @@ fn request(row: &Value) -> ChatRequest {
     }
 }
 
+/// The panel's prompts in tokens.
+pub fn panel_prompts() -> Vec<Vec<u32>> {
+    let chat = format();
+    rows().iter().map(|row| chat.render(&request(row)).unwrap().tokens).collect()
+}
+
 /// Prompts of the panel that the trained model answers well, greedily.
 pub fn panel_score(model: Box<dyn LanguageModel>, options: EngineOptions) -> usize {
     let chat = format();

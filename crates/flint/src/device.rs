@@ -128,7 +128,8 @@ fn best(
     context: usize,
     devices: &[DeviceInfo],
 ) -> (Chosen, LoadPlan) {
-    let whole = ModelSettings { experts: ExpertsWanted::All, ..settings.clone() };
+    let mut whole = settings.clone();
+    whole.experts = ExpertsWanted::All;
     if settings.experts == ExpertsWanted::Auto {
         match first_that_fits(checkpoint, &whole, context, devices) {
             Ok(found) => return found,

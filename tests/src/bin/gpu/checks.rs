@@ -42,6 +42,7 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
         add(format!("inside/{tiny:?}"), Box::new(move || inside(tiny, device)));
         add(format!("graphs/{tiny:?}"), Box::new(move || graphs(tiny, device)));
         add(format!("joined/{tiny:?}"), Box::new(move || joined(tiny, device, contracts::pieces)));
+        add(format!("early/{tiny:?}"), Box::new(move || early(tiny, device)));
         add(format!("chunked/{tiny:?}"), contract(tiny, device, contracts::chunked));
         add(format!("best/{tiny:?}"), contract(tiny, device, contracts::best_alone));
         for seed in 0..2 {
@@ -169,6 +170,25 @@ fn joined(tiny: Tiny, device: usize, pieces: fn(&mut dyn LanguageModel) -> Vec<B
     let mut joining = model(tiny, device, true);
     let found = pieces(&mut joining);
     contracts::same_pieces(&format!("{tiny:?} with joined operations"), &found, &expected);
+    String::new()
+}
+
+/// Kernels that begin while the one before them ends change no bit, in graphs (the rounds after the second) and without.
+fn early(tiny: Tiny, device: usize) -> String {
+    let late = Cuda::new(Options { early: false, ..Options::device(device) }).unwrap();
+    let expected = contracts::pieces(&mut load(tiny, late));
+    let mut launched = model(tiny, device, false);
+    let mut graphed = model(tiny, device, true);
+    for round in 0..4 {
+        let found = contracts::pieces(&mut launched);
+        contracts::same_pieces(&format!("{tiny:?} with early kernels, round {round}"), &found, &expected);
+        let found = contracts::pieces(&mut graphed);
+        contracts::same_pieces(
+            &format!("{tiny:?} with early kernels in graphs, round {round}"),
+            &found,
+            &expected,
+        );
+    }
     String::new()
 }
 

@@ -274,7 +274,8 @@ class Bench:
     def sanitize(self):
         """Every operation's laws under compute-sanitizer, at few rows, several processes at a time."""
         program = Path(self.asked.gpu).resolve()
-        names = subprocess.run([program, "--list", "--few"], capture_output=True, text=True, check=True).stdout.split()
+        command = [program, "--list", "--few", *self.asked.checks]
+        names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
         tool = shutil.which("compute-sanitizer")
         if not tool and not self.asked.dry:
             self.results.add("skipped", stage="sanitize", why="compute-sanitizer is not installed")
@@ -318,6 +319,7 @@ def parsed():
     ask.add_argument("--wheels", metavar="DIR", help="packages to install for the peers, as fla-core")
     ask.add_argument("--gpu", help="the program of the checks (cargo xtask cuda --build)")
     ask.add_argument("--sanitize", action="store_true", help="run the checks under compute-sanitizer, and nothing else")
+    ask.add_argument("--checks", nargs="*", default=[], metavar="PART", help="only those with such a part of their names")
     ask.add_argument("--patience", type=float, default=60, help="seconds for each of them [default: 60]")
     ask.add_argument("--budget", type=float, default=3600, help="seconds for everything [default: 3600]")
     ask.add_argument("--dry", action="store_true", help="every stage on the CPU with a tiny model: does the script work?")

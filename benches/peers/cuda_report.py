@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The records of cuda.py as a table: each figure with its floor, its share of it, and the goal.
-usage: cuda_report.py results.jsonl"""
+usage: cuda_report.py results.jsonl [--markdown]"""
 import json
 import sys
 
@@ -204,7 +204,19 @@ def profile_lines(step):
     return lines
 
 
-def table(records):
+def lined_up(rows):
+    """Rows as text for a terminal."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def in_markdown(rows):
+    """Rows as a table of a document."""
+    head, *rest = ["| " + " | ".join(row) + " |" for row in rows]
+    return ["", head, "|---" * len(rows[0]) + "|", *rest]
+
+
+def table(records, draw=lined_up):
     """Everything as text."""
     records = Records(records)
     machine, lines = records.last("machine") or {}, []
@@ -229,8 +241,7 @@ def table(records):
     if short:
         rows += peer_rows(short, records)
     head = ("", "figure", "value", "floor or peer", "share", "goal")
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [head, *rows]]
+    lines += draw([head, *rows])
     for step in records.all("profile"):
         lines += profile_lines(step)
     checks = records.all("sanitize")
@@ -245,4 +256,5 @@ def table(records):
 
 if __name__ == "__main__":
     with open(sys.argv[1]) as file:
-        print(table([json.loads(line) for line in file]))
+        kept = [json.loads(line) for line in file]
+    print(table(kept, in_markdown if "--markdown" in sys.argv else lined_up))

@@ -121,7 +121,7 @@ class Bench:
                                    "1,4,8,16", "--block", "8", "--repeat", "3", "--scan", "64" if dry else "8192")
             drop_cached(self.slice)
             self.flint("deep", self.slice, *rows, "--prompt", f"{prompt},{deep}", "--behind", deep, "--decode",
-                       decode, "--batch", "1", "--block", "8", "--repeat", "1")
+                       decode, "--batch", "1", "--repeat", "1")
         self.profile(rows, prompt)
         if full:
             if not self.jobs.wait(full, self.left() - 20):

@@ -19,14 +19,16 @@ pub struct Options {
     pub graphs: bool,
     /// Whether operations of a step are joined into fewer kernels. Changes speed, never bits.
     pub joins: bool,
+    /// Whether a kernel may begin while the one before it ends, on devices that can. Changes speed, never bits.
+    pub early: bool,
     /// Folder for code that was compiled for this device, when the program has none.
     pub code_cache: Option<PathBuf>,
 }
 
 impl Options {
-    /// Device `ordinal`, with graphs and joined operations, without a cache.
+    /// Device `ordinal`, with graphs, joined operations and early kernels, without a cache.
     pub fn device(ordinal: usize) -> Self {
-        Self { ordinal, graphs: true, joins: true, code_cache: None }
+        Self { ordinal, graphs: true, joins: true, early: true, code_cache: None }
     }
 }
 
@@ -43,7 +45,7 @@ impl Cuda {
     /// # Errors
     /// Without a driver or a device, with one that is too old, or when the device refuses memory.
     pub fn new(options: Options) -> std::result::Result<Self, CudaError> {
-        let queue = Queue::new(options.ordinal, options.graphs, options.code_cache)?;
+        let queue = Queue::new(options.ordinal, options.graphs, options.early, options.code_cache)?;
         Ok(Self { queue, joiner: Joiner::default(), joins: options.joins })
     }
 
@@ -88,10 +90,14 @@ impl Cuda {
 
 impl Backend for Cuda {
     fn arithmetic(&self) -> String {
-        "cuda-mma-1".into()
+        "cuda-mma-2".into()
     }
 
     fn product_element(&self) -> Element {
+        Element::Bf16
+    }
+
+    fn affine_element(&self) -> Element {
         Element::Bf16
     }
 

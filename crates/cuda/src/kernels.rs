@@ -18,12 +18,20 @@ pub(crate) struct Kernel {
     pub(crate) name: &'static str,
     /// The file of `kernels/` that defines it: `norms.cu`.
     pub(crate) file: &'static str,
+    /// Whether a launch may begin while the one before it ends: every thread calls `grid_wait` (`common/base.cuh`) before
+    /// it touches what an earlier launch writes, or writes anything.
+    pub(crate) begins_early: bool,
 }
 
 impl Kernel {
     /// The kernel `name` of `kernels/<file>`.
     pub(crate) const fn new(name: &'static str, file: &'static str) -> Self {
-        Self { name, file }
+        Self { name, file, begins_early: false }
+    }
+
+    /// The same, for a kernel that waits by itself for the launch before it.
+    pub(crate) const fn early(self) -> Self {
+        Self { begins_early: true, ..self }
     }
 }
 
@@ -85,6 +93,11 @@ impl Kernels {
     /// A function by its number.
     pub(crate) fn function(&self, number: usize) -> &Function {
         &self.functions[number].1
+    }
+
+    /// Whether a kernel may begin early, by its number.
+    pub(crate) fn begins_early(&self, number: usize) -> bool {
+        self.functions[number].0.begins_early
     }
 
     /// A kernel's name by its number.

@@ -20,6 +20,24 @@ DEVICE u32 warp_index() { return threadIdx.x >> 5; }
 
 DEVICE u32 ceil_div(u32 a, u32 b) { return (a + b - 1u) / b; }
 
+// A kernel that is declared early (`Kernel::early`) begins while the launch before it ends. It calls grid_release first, so
+// that the next launch can do the same, and every thread calls grid_wait before it reads what an earlier launch writes,
+// and before it writes anything. What earlier launches write must not be `__restrict__` there: the compiler could
+// move its loads before the wait.
+DEVICE void grid_release()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+DEVICE void grid_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Sum over a warp: a butterfly, so that every lane has the same bits (a + b == b + a).
 DEVICE float warp_sum(float x)
 {

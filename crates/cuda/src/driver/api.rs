@@ -40,7 +40,29 @@ pub(crate) mod value {
     pub(crate) const FUNCTION_DYNAMIC_SHARED: c_int = 8;
     pub(crate) const FUNCTION_STATIC_SHARED: c_int = 1;
     pub(crate) const JIT_ERROR_LOG: c_uint = 5;
+    pub(crate) const LAUNCH_EARLY: c_uint = 6;
     pub(crate) const JIT_ERROR_LOG_BYTES: c_uint = 6;
+}
+
+/// `CUlaunchAttribute`: an attribute whose value is one integer.
+#[repr(C)]
+pub(crate) struct LaunchAttribute {
+    pub(crate) id: c_uint,
+    pub(crate) padding: c_uint,
+    pub(crate) value: c_int,
+    /// The driver's union of all values takes 64 bytes, aligned to 8.
+    pub(crate) rest: [c_int; 15],
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub(crate) struct LaunchConfig {
+    pub(crate) blocks: [c_uint; 3],
+    pub(crate) threads: [c_uint; 3],
+    pub(crate) shared: c_uint,
+    pub(crate) stream: StreamHandle,
+    pub(crate) attributes: *mut LaunchAttribute,
+    pub(crate) attribute_count: c_uint,
 }
 
 macro_rules! driver_calls {
@@ -109,6 +131,7 @@ driver_calls! {
     function_attribute as "cuFuncGetAttribute" (value: *mut c_int, attribute: c_int, function: FunctionHandle);
     function_set as "cuFuncSetAttribute" (function: FunctionHandle, attribute: c_int, value: c_int);
     launch as "cuLaunchKernel" (function: FunctionHandle, x: c_uint, y: c_uint, z: c_uint, threads_x: c_uint, threads_y: c_uint, threads_z: c_uint, shared: c_uint, stream: StreamHandle, arguments: *mut *mut c_void, extra: *mut *mut c_void);
+    launch_with as "cuLaunchKernelEx" (config: *const LaunchConfig, function: FunctionHandle, arguments: *mut *mut c_void, extra: *mut *mut c_void);
     graph_instantiate as "cuGraphInstantiateWithFlags" (exec: *mut GraphExecHandle, graph: GraphHandle, flags: u64);
     graph_destroy as "cuGraphDestroy" (graph: GraphHandle);
     graph_exec_destroy as "cuGraphExecDestroy" (exec: GraphExecHandle);
@@ -116,7 +139,8 @@ driver_calls! {
 }
 
 /// Names of the driver's library.
-const LIBRARIES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
+pub(crate) const LIBRARIES: &[&str] =
+    if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
 
 /// Oldest driver, as `cuDriverGetVersion` counts: CUDA 12.0.
 const OLDEST: c_int = 12_000;
@@ -167,6 +191,14 @@ impl Api {
             return Err(CudaError::OldDriver { found: version_text(found), needed: version_text(OLDEST) });
         }
         Ok(())
+    }
+
+    /// The driver's CUDA version: 12080 for 12.8.
+    pub(crate) fn version(&self) -> Result<c_int, CudaError> {
+        let mut version = 0;
+        // SAFETY: writes one integer.
+        self.check("cuDriverGetVersion", unsafe { (self.driver_version)(&raw mut version) })?;
+        Ok(version)
     }
 
     /// An error of a call that did not return success.

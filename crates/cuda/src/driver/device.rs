@@ -6,6 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::api::{Address, Api, Code, Context, MemoryPool, OUT_OF_MEMORY, StreamHandle, value};
 use crate::CudaError;
 
+/// Devices that know programmatic dependent launches, and drivers that keep them in graphs (CUDA 12.3).
+const EARLY_CAPABILITY: u32 = 90;
+const EARLY_DRIVER: c_int = 12_030;
+
 /// A device that the driver lists.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
@@ -71,9 +75,6 @@ fn info(api: &Api, ordinal: usize) -> Result<DeviceInfo, CudaError> {
     let mut memory_bytes = 0usize;
     // SAFETY: writes one size.
     api.check("cuDeviceTotalMem", unsafe { (api.device_memory)(&raw mut memory_bytes, device) })?;
-    let mut version = 0;
-    // SAFETY: writes one integer.
-    api.check("cuDriverGetVersion", unsafe { (api.driver_version)(&raw mut version) })?;
     Ok(DeviceInfo {
         ordinal,
         name,
@@ -82,7 +83,7 @@ fn info(api: &Api, ordinal: usize) -> Result<DeviceInfo, CudaError> {
             + attribute(api, device, value::DEVICE_CAPABILITY_MINOR)?,
         multiprocessors: attribute(api, device, value::DEVICE_MULTIPROCESSORS)?,
         shared_bytes: attribute(api, device, value::DEVICE_SHARED_OPT_IN)?,
-        driver: super::api::version_text(version),
+        driver: super::api::version_text(api.version()?),
     })
 }
 
@@ -107,6 +108,8 @@ pub(crate) struct Device {
     context: Context,
     /// Whether allocations can be ordered in a stream.
     pub(crate) pools: bool,
+    /// Whether a kernel can begin while the one before it ends, in graphs too.
+    pub(crate) early: bool,
     /// Handles may be dropped on any thread and at any time, so they only leave their address here.
     freed: Mutex<Vec<Freed>>,
 }
@@ -135,10 +138,11 @@ impl Device {
         let api = api()?;
         let handle = handle(api, ordinal)?;
         let pools = attribute(api, handle, value::DEVICE_MEMORY_POOLS)? != 0;
+        let early = info.capability >= EARLY_CAPABILITY && api.version()? >= EARLY_DRIVER;
         let mut context = std::ptr::null_mut();
         // SAFETY: writes one handle; released when the device is dropped.
         api.check("cuDevicePrimaryCtxRetain", unsafe { (api.context_retain)(&raw mut context, handle) })?;
-        let opened = Self { api, info, handle, context, pools, freed: Mutex::default() };
+        let opened = Self { api, info, handle, context, pools, early, freed: Mutex::default() };
         opened.bind()?;
         if pools {
             opened.keep_pool()?;

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::api::{EventHandle, StreamHandle, value};
+use super::api::{EventHandle, LaunchAttribute, LaunchConfig, StreamHandle, value};
 use super::device::Device;
 use super::memory::{Memory, Pinned};
 use super::module::Function;
@@ -100,19 +100,44 @@ impl Stream {
         self.device.check("cuMemcpyDtoHAsync", code)
     }
 
-    /// Launches a kernel. Each cell holds one argument in its first bytes.
+    /// Launches a kernel. Each cell holds one argument in its first bytes. An `early` one may begin while the launch before
+    /// it ends (programmatic dependent launch).
     ///
     /// # Safety
-    /// The cells are the kernel's parameters, and every address in them is valid for what the kernel does.
+    /// The cells are the kernel's parameters, and every address in them is valid for what the kernel does. The launch
+    /// before an early one is a kernel of this stream, and the early kernel waits for it where it must.
     pub(crate) unsafe fn launch(
         &self,
         function: &Function,
         grid: &Grid,
         cells: &[u64],
+        early: bool,
     ) -> Result<(), CudaError> {
         let mut pointers = [std::ptr::null_mut::<c_void>(); crate::queue::Args::MOST];
         for (pointer, cell) in pointers.iter_mut().zip(cells) {
             *pointer = std::ptr::from_ref(cell).cast_mut().cast();
+        }
+        if early {
+            let mut attribute =
+                LaunchAttribute { id: value::LAUNCH_EARLY, padding: 0, value: 1, rest: [0; 15] };
+            let config = LaunchConfig {
+                blocks: grid.blocks,
+                threads: [grid.threads, 1, 1],
+                shared: grid.shared,
+                stream: self.handle,
+                attributes: &raw mut attribute,
+                attribute_count: 1,
+            };
+            // SAFETY: the driver copies configuration and parameters before it returns; the caller vouches for the rest.
+            let code = unsafe {
+                (self.device.api.launch_with)(
+                    &raw const config,
+                    function.handle(),
+                    pointers.as_mut_ptr(),
+                    std::ptr::null_mut(),
+                )
+            };
+            return self.device.check("cuLaunchKernelEx", code);
         }
         let [x, y, z] = grid.blocks;
         // SAFETY: the driver copies the parameters before it returns; the caller vouches for their meaning.

@@ -72,6 +72,8 @@ pub(crate) struct Queue {
     /// Whether launches are collected.
     step: bool,
     use_graphs: bool,
+    /// Whether kernels may begin while the one before them ends.
+    early: bool,
     /// Numbers of the last kernels.
     last: VecDeque<u32>,
     counts: Counts,
@@ -88,6 +90,7 @@ impl Queue {
     pub(crate) fn new(
         ordinal: usize,
         use_graphs: bool,
+        early: bool,
         cache: Option<PathBuf>,
     ) -> std::result::Result<Self, CudaError> {
         let device = Device::open(ordinal)?;
@@ -97,6 +100,7 @@ impl Queue {
             script: Script::default(),
             step: false,
             use_graphs,
+            early: early && device.early,
             last: VecDeque::with_capacity(NAMED),
             counts: Counts::default(),
             scratch: HashMap::new(),
@@ -327,13 +331,13 @@ impl Queue {
             }
             self.last.push_back(launch.kernel);
         }
-        let Self { graphs, kernels, stream, counts, use_graphs, .. } = self;
+        let Self { graphs, kernels, stream, counts, use_graphs, early, .. } = self;
         let plan = if *use_graphs { graphs.plan(script) } else { Plan::Run };
         let graph = match plan {
-            Plan::Run => return launch_all(stream, kernels, script),
+            Plan::Run => return launch_all(stream, kernels, script, *early),
             Plan::Launch(graph) => graph,
             Plan::Capture(digest) => {
-                let graph = Graph::capture(stream, || launch_all(stream, kernels, script))?;
+                let graph = Graph::capture(stream, || launch_all(stream, kernels, script, *early))?;
                 counts.graphs_made += 1;
                 graphs.keep(digest, script.clone(), graph)
             }
@@ -358,12 +362,20 @@ impl Drop for Queue {
     }
 }
 
-/// Puts a script's launches on the stream, one by one.
-fn launch_all(stream: &Stream, kernels: &Kernels, script: &Script) -> std::result::Result<(), CudaError> {
-    for (launch, cells) in script.iter() {
+/// Puts a script's launches on the stream, one by one. The first is never early: before it stands the copy of its tables,
+/// or work of another kind.
+fn launch_all(
+    stream: &Stream,
+    kernels: &Kernels,
+    script: &Script,
+    early: bool,
+) -> std::result::Result<(), CudaError> {
+    for (index, (launch, cells)) in script.iter().enumerate() {
+        let kernel = launch.kernel as usize;
+        let early = early && index > 0 && kernels.begins_early(kernel);
         // SAFETY: operations give the arguments that their kernels declare, over memory whose ranges they checked; it
-        // is freed behind this work only.
-        unsafe { stream.launch(kernels.function(launch.kernel as usize), &launch.grid, cells) }?;
+        // is freed behind this work only. Kernels that are declared early wait for the launch before them.
+        unsafe { stream.launch(kernels.function(kernel), &launch.grid, cells, early) }?;
     }
     Ok(())
 }

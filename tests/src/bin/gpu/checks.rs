@@ -5,7 +5,7 @@ use flint_backend::ops::NAMES;
 use flint_backend::wrap::{Hooked, OpOf};
 use flint_backend::{Backend as _, Result};
 use flint_contracts::contracts::{self, REFERENCE};
-use flint_contracts::feeding::{Dice, append, feed};
+use flint_contracts::feeding::{Bits, Dice, append, feed};
 use flint_contracts::goldens::Goldens;
 use flint_contracts::{TINY, Tiny, arithmetics, cpu, load, nano};
 use flint_cpu::Arithmetic;
@@ -41,7 +41,8 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
     for tiny in TINY {
         add(format!("inside/{tiny:?}"), Box::new(move || inside(tiny, device)));
         add(format!("graphs/{tiny:?}"), Box::new(move || graphs(tiny, device)));
-        add(format!("joined/{tiny:?}"), Box::new(move || joined(tiny, device)));
+        add(format!("joined/{tiny:?}"), Box::new(move || joined(tiny, device, contracts::pieces)));
+        add(format!("early/{tiny:?}"), Box::new(move || early(tiny, device)));
         add(format!("chunked/{tiny:?}"), contract(tiny, device, contracts::chunked));
         add(format!("best/{tiny:?}"), contract(tiny, device, contracts::best_alone));
         for seed in 0..2 {
@@ -71,6 +72,21 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
     add("golden/panel".into(), Box::new(move || panel(device)));
     add("device/memory".into(), Box::new(move || memory(device)));
     add("device/soak".into(), Box::new(move || soak(device)));
+    checks
+}
+
+/// The checks for tools under which a launch takes long: the laws in few launches, and the joined operations.
+pub(crate) fn few(device: usize) -> Vec<Check> {
+    let mut checks = Vec::new();
+    let mut add = |name: String, run: Box<dyn FnOnce() -> String>| checks.push(Check { name, run });
+    for op in NAMES {
+        let run = move || complaint(&law::check_few(|| cuda(device, true), op));
+        add(format!("law/{op}"), Box::new(run));
+    }
+    for tiny in TINY {
+        let run = move || joined(tiny, device, contracts::few_pieces);
+        add(format!("joined/{tiny:?}"), Box::new(run));
+    }
     checks
 }
 
@@ -148,12 +164,31 @@ fn inside(tiny: Tiny, device: usize) -> String {
 }
 
 /// Joined operations change no bit: decoded tokens, blocks with drafts, several sequences in a batch, prefills.
-fn joined(tiny: Tiny, device: usize) -> String {
+fn joined(tiny: Tiny, device: usize, pieces: fn(&mut dyn LanguageModel) -> Vec<Bits>) -> String {
     let apart = Cuda::new(Options { joins: false, ..Options::device(device) }).unwrap();
-    let expected = contracts::pieces(&mut load(tiny, apart));
+    let expected = pieces(&mut load(tiny, apart));
     let mut joining = model(tiny, device, true);
-    let found = contracts::pieces(&mut joining);
+    let found = pieces(&mut joining);
     contracts::same_pieces(&format!("{tiny:?} with joined operations"), &found, &expected);
+    String::new()
+}
+
+/// Kernels that begin while the one before them ends change no bit, in graphs (the rounds after the second) and without.
+fn early(tiny: Tiny, device: usize) -> String {
+    let late = Cuda::new(Options { early: false, ..Options::device(device) }).unwrap();
+    let expected = contracts::pieces(&mut load(tiny, late));
+    let mut launched = model(tiny, device, false);
+    let mut graphed = model(tiny, device, true);
+    for round in 0..4 {
+        let found = contracts::pieces(&mut launched);
+        contracts::same_pieces(&format!("{tiny:?} with early kernels, round {round}"), &found, &expected);
+        let found = contracts::pieces(&mut graphed);
+        contracts::same_pieces(
+            &format!("{tiny:?} with early kernels in graphs, round {round}"),
+            &found,
+            &expected,
+        );
+    }
     String::new()
 }
 

@@ -9,8 +9,10 @@ mod config;
 mod device;
 mod embedded;
 mod error;
+mod hub;
 mod interrupt;
 mod machine;
+mod progress;
 mod talk;
 mod terminal;
 
@@ -48,5 +50,9 @@ fn run(flags: Flags, terminal: Terminal) -> Result<ExitCode> {
         Command::Serve(flags) => cli::serve::run(flags, &file, &interrupts, terminal),
         Command::Plan(flags) => cli::plan::run(flags, &file, terminal),
         Command::Bench(flags) => cli::bench::run(&flags, terminal),
+        Command::Pack(flags) => cli::pack::run(flags, terminal),
+        Command::Unpack(flags) => cli::pack::unpack(&flags, terminal),
+        Command::Verify(flags) => cli::verify::run(&flags, terminal),
+        Command::Inspect(flags) => cli::inspect::run(&flags, terminal),
     }
 }

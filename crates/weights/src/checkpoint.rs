@@ -63,7 +63,18 @@ impl Checkpoint {
         let stored = assemble(&table, &scheme, &shards, config.layers())?;
         let mut warnings = scheme.warnings();
         warnings.extend(pack.iter().flat_map(|pack| pack.notes().iter().cloned()));
-        Ok(Self { source, config, config_json, config_bytes, table, stored, shards, pack, warnings, drawn: false })
+        Ok(Self {
+            source,
+            config,
+            config_json,
+            config_bytes,
+            table,
+            stored,
+            shards,
+            pack,
+            warnings,
+            drawn: false,
+        })
     }
 
     /// Draws the numbers of routed experts from now on instead of reading them: for measuring speed. The files may then

@@ -162,7 +162,8 @@ pub(super) fn open_sidecar(folder: &Path, file: &str, size: u64) -> Result<File>
             Refusal::SidecarGeometry,
             format!("it has {found} bytes, its manifest says {size}: {} too many", found - size),
         ),
-        _ => open_without_links(&path).map_err(|error| Refusal::SidecarOpen.error(file, error.to_string(), REPACK)),
+        _ => open_without_links(&path)
+            .map_err(|error| Refusal::SidecarOpen.error(file, error.to_string(), REPACK)),
     }
 }
 

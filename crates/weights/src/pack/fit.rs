@@ -55,7 +55,9 @@ impl fmt::Display for NotApplied {
                 write!(f, "BankFitOtherCell: measured for requests of {fit} tokens, the reference is {now}")
             }
             Self::BankFitV1Rest => write!(f, "BankFitV1Rest: {V1} counted other programs' memory otherwise"),
-            Self::BankFitFormat(found) => write!(f, "BankFitFormat: its format is {found}, not {V2} or {FLINT}"),
+            Self::BankFitFormat(found) => {
+                write!(f, "BankFitFormat: its format is {found}, not {V2} or {FLINT}")
+            }
             Self::BankFitInvalid(what) => write!(f, "BankFitInvalid: {what}"),
         }
     }
@@ -128,12 +130,14 @@ impl Fit {
         let format = value.get("format");
         match format.and_then(Value::as_str) {
             Some(V2) => {
-                let fit: BankFit = serde_json::from_value(value).map_err(|error| invalid(error.to_string()))?;
+                let fit: BankFit =
+                    serde_json::from_value(value).map_err(|error| invalid(error.to_string()))?;
                 fit.check().map_err(invalid)?;
                 Ok(Self::One(fit))
             }
             Some(FLINT) => {
-                let fit: DeviceFit = serde_json::from_value(value).map_err(|error| invalid(error.to_string()))?;
+                let fit: DeviceFit =
+                    serde_json::from_value(value).map_err(|error| invalid(error.to_string()))?;
                 fit.check().map_err(invalid)?;
                 Ok(Self::Device(fit))
             }
@@ -206,7 +210,11 @@ impl DeviceFit {
     fn check(&self) -> std::result::Result<(), String> {
         let tokens = [self.cell_tokens, self.evidence_tokens];
         check(self.host_ceiling_bytes, tokens, &self.host)?;
-        if self.device_ceiling_bytes == 0 { Ok(()) } else { check(self.device_ceiling_bytes, tokens, &self.on_device) }
+        if self.device_ceiling_bytes == 0 {
+            Ok(())
+        } else {
+            check(self.device_ceiling_bytes, tokens, &self.on_device)
+        }
     }
 
     /// Whether it may be applied to this device under these ceilings.

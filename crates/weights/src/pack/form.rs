@@ -264,7 +264,9 @@ impl MatrixForm {
             if *dtype != other || *shape != expected {
                 let name = part.name();
                 return Err(format!(
-                    "{name} is {dtype:?} {shape:?}, but the model's sizes and {form} ask for {other:?} {expected:?}"
+                    "{name} is {} {shape:?}, but the model's sizes and {form} ask for {} {expected:?}",
+                    dtype.name(),
+                    other.name()
                 ));
             }
         }
@@ -341,7 +343,7 @@ impl fmt::Display for MatrixForm {
             Self::Exl3 { .. } => write!(f, "exl3 K={}", self.bits()),
             Self::Affine { bits, group, .. } => write!(f, "affine {bits}-bit, group {group}"),
             Self::Fp8 => f.write_str("fp8 e4m3, blocks of 128"),
-            Self::Plain(kind) => write!(f, "plain {kind:?}"),
+            Self::Plain(kind) => write!(f, "plain {}", kind.name()),
         }
     }
 }
@@ -399,7 +401,8 @@ impl RecordForm {
             let of = arrays.iter().filter(|(component, _, _)| component.projection == projection);
             let found: Vec<Array> = of.map(|(c, dtype, shape)| (c.part, *dtype, shape.clone())).collect();
             let (rows, cols) = projection.sides(dims);
-            *slot = MatrixForm::read(rows, cols, &found).map_err(|e| format!("{}: {e}", projection.name()))?;
+            *slot =
+                MatrixForm::read(rows, cols, &found).map_err(|e| format!("{}: {e}", projection.name()))?;
         }
         let form = Self::new(matrices, dims);
         let order = form.segments.iter().map(|segment| segment.component);
@@ -455,7 +458,11 @@ mod tests {
     fn a_form_is_read_back_from_its_arrays() {
         let affine = |bits| MatrixForm::Affine { bits, group: 64, kind: Dtype::Bf16 };
         let forms = [
-            [MatrixForm::Exl3 { half_bits: 5 }, MatrixForm::Exl3 { half_bits: 6 }, MatrixForm::Exl3 { half_bits: 4 }],
+            [
+                MatrixForm::Exl3 { half_bits: 5 },
+                MatrixForm::Exl3 { half_bits: 6 },
+                MatrixForm::Exl3 { half_bits: 4 },
+            ],
             [affine(4), affine(4), affine(6)],
             [MatrixForm::Fp8; 3],
             [MatrixForm::Plain(Dtype::Bf16); 3],

@@ -78,11 +78,7 @@ pub struct LayerSummary {
 /// What [`Pack::open`] and headers are refused for.
 pub fn inspect(folder: &Path) -> Result<Summary> {
     let source = Source::Folder(folder.to_owned());
-    let Some(json) = source.read("config.json")? else {
-        let (place, found) = (folder.display().to_string(), "there is no config.json".to_owned());
-        return Err(Error::NoCheckpoint { place, found, remedy: "give the folder of a checkpoint or a streaming pack" });
-    };
-    let keys: Map<String, Value> = strict::parse("config.json", json.as_slice())?;
+    let keys = keys(&source)?;
     let config = ModelConfig::from_json(&keys)?;
     let is_pack = super::is_pack(&source, &keys)?;
     let shards = Shards::open(&source)?;
@@ -95,12 +91,15 @@ pub fn inspect(folder: &Path) -> Result<Summary> {
     let bytes = |layer: &ExpertLayer| layer.form().logical_bytes * layer.experts() as u64;
     let expert_bytes: u64 = experts.layers().iter().map(bytes).sum();
     let banks = match &pack {
-        Some(pack) => pack.banks().map(|bank| BankSummary {
-            file: bank.file().to_owned(),
-            bytes: bank.bytes(),
-            alignment: bank.alignment(),
-            layers: layers(&experts, |layer| bank.layers().any(|number| number == layer)),
-        }).collect(),
+        Some(pack) => pack
+            .banks()
+            .map(|bank| BankSummary {
+                file: bank.file().to_owned(),
+                bytes: bank.bytes(),
+                alignment: bank.alignment(),
+                layers: layers(&experts, |layer| bank.layers().any(|number| number == layer)),
+            })
+            .collect(),
         None => vec![BankSummary {
             file: "shards".to_owned(),
             bytes: expert_bytes,
@@ -125,6 +124,23 @@ pub fn inspect(folder: &Path) -> Result<Summary> {
         fit,
         notes,
     })
+}
+
+/// The sizes of a folder's model, and whether it is a pack.
+pub(super) fn config(source: &Source) -> Result<(ModelConfig, bool)> {
+    let keys = keys(source)?;
+    Ok((ModelConfig::from_json(&keys)?, super::is_pack(source, &keys)?))
+}
+
+fn keys(source: &Source) -> Result<Map<String, Value>> {
+    match source.read("config.json")? {
+        Some(json) => strict::parse("config.json", json.as_slice()),
+        None => {
+            let (place, found) = (source.label(), "there is no config.json".to_owned());
+            let remedy = "give the folder of a checkpoint or of a streaming pack";
+            Err(Error::NoCheckpoint { place, found, remedy })
+        }
+    }
 }
 
 /// Layers with equal forms, in the order of their first one.

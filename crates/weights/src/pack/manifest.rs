@@ -291,9 +291,18 @@ impl V2 {
                 )));
             }
             if entry.base_offset != base {
-                return Err(wrong(format!("base_offset {}, but the layers before it end at {base}", entry.base_offset)));
+                return Err(wrong(format!(
+                    "base_offset {}, but the layers before it end at {base}",
+                    entry.base_offset
+                )));
             }
-            layers.push(LayerTable { layer: expected.layers[at], form, base, record_bytes, sums: Vec::new() });
+            layers.push(LayerTable {
+                layer: expected.layers[at],
+                form,
+                base,
+                record_bytes,
+                sums: Vec::new(),
+            });
             base = record_bytes
                 .checked_mul(dims.experts as u64)
                 .and_then(|bytes| base.checked_add(bytes))
@@ -309,7 +318,9 @@ impl V2 {
             Some(Value::Bool(true)) => Ok(table),
             found => {
                 let found = found.map_or("missing".to_owned(), ToString::to_string);
-                let what = format!("parity.all_pass is {found}: the pack was not compared with its source, or differs");
+                let what = format!(
+                    "parity.all_pass is {found}: the pack was not compared with its source, or differs"
+                );
                 Err(Refusal::ParityNotPassed.error(file, what, "make the pack anew with flint pack"))
             }
         }
@@ -320,9 +331,14 @@ impl V2 {
         let mode = match mode.as_str() {
             "exl3" => {
                 let name = codebook.as_deref().unwrap_or("missing");
-                let Some(codebook) = Codebook::ALL.into_iter().find(|codebook| codebook.name() == name) else {
+                let Some(codebook) = Codebook::ALL.into_iter().find(|codebook| codebook.name() == name)
+                else {
                     let what = format!("quantization.codebook is {name}; Flint decodes 3inst, mcg and mul1");
-                    return Err(Refusal::CodebookNotImplemented.error(file, what, "use a checkpoint of one of them"));
+                    return Err(Refusal::CodebookNotImplemented.error(
+                        file,
+                        what,
+                        "use a checkpoint of one of them",
+                    ));
                 };
                 // 3inst has no marker, and a file without its multiplier says nothing wrong.
                 let expected = u64::from(codebook.multiplier());
@@ -339,7 +355,11 @@ impl V2 {
             "plain" => Mode::Plain,
             other => {
                 let what = format!("quantization.mode is {other:?}, expected exl3, affine, fp8 or plain");
-                return Err(Refusal::RuntimeModeNotExl3.error(file, what, "use a pack of one of these modes"));
+                return Err(Refusal::RuntimeModeNotExl3.error(
+                    file,
+                    what,
+                    "use a pack of one of these modes",
+                ));
             }
         };
         match tile {
@@ -362,7 +382,11 @@ impl V2 {
             && within(n_layers, LAYER_BOUND)
             && within(records, RECORD_BOUND))
         {
-            return Err(Refusal::DimsInvalid.error(file, format!("dims are {shown}, which no model has"), REPACK));
+            return Err(Refusal::DimsInvalid.error(
+                file,
+                format!("dims are {shown}, which no model has"),
+                REPACK,
+            ));
         }
         let Expected { dims, layers, .. } = expected;
         let wanted = [dims.hidden, dims.inter, dims.experts, layers.len()].map(|value| value as u64);
@@ -382,16 +406,22 @@ impl V2 {
         let Sidecar { file: name, alignment, .. } = &self.sidecar;
         let refused = |what: String| Err(Refusal::SidecarGeometry.error(file, what, REPACK));
         if name != expected.sidecar {
-            return refused(format!("sidecar.file is {name:?}, expected {:?}, without a path", expected.sidecar));
+            return refused(format!(
+                "sidecar.file is {name:?}, expected {:?}, without a path",
+                expected.sidecar
+            ));
         }
         if !alignment.is_power_of_two() || !(512..=ALIGNMENT_BOUND).contains(alignment) {
-            return refused(format!("sidecar.alignment is {alignment}, expected a power of two of at least 512"));
+            return refused(format!(
+                "sidecar.alignment is {alignment}, expected a power of two of at least 512"
+            ));
         }
         Ok(())
     }
 
     fn check_records(&self, file: &str, table: &mut Table, numbering: Numbering) -> Result<()> {
-        let declared = self.artifact.as_ref().map_or(table.records() as u64, |artifact| artifact.record_count);
+        let declared =
+            self.artifact.as_ref().map_or(table.records() as u64, |artifact| artifact.record_count);
         if self.records.len() != table.records() || declared != table.records() as u64 {
             let what = format!(
                 "{} records stand in it and artifact.record_count is {declared}, but {} layers of {} experts have {}",
@@ -428,7 +458,10 @@ impl V2 {
             }
             let Some(sum) = sha256.as_deref().and_then(strict::sha256) else {
                 let found = sha256.as_deref().unwrap_or("missing");
-                return refused(Refusal::RecordSha256, format!("sha256 is {found:?}, expected 64 hexadecimal digits"));
+                return refused(
+                    Refusal::RecordSha256,
+                    format!("sha256 is {found:?}, expected 64 hexadecimal digits"),
+                );
             };
             if sums[at * experts + expert].replace(sum).is_some() {
                 return refused(Refusal::RecordDuplicate, "it stands twice".to_owned());
@@ -479,14 +512,19 @@ impl LayerEntry {
         let declared = match (self.k, self.projection_k) {
             (Some(k), None) => [k; 3],
             (None, Some(of_projections)) => of_projections,
-            (None, None) => return refused(Refusal::KNotImplemented, "it has neither K nor projection_K".to_owned()),
+            (None, None) => {
+                return refused(Refusal::KNotImplemented, "it has neither K nor projection_K".to_owned());
+            }
             (Some(_), Some(_)) => {
                 return refused(Refusal::KNotImplemented, "it has both K and projection_K".to_owned());
             }
         }
         .map(Number::value);
         if let Some(k) = declared.iter().find(|k| !is_width(mode, **k)) {
-            return refused(Refusal::KNotImplemented, format!("K is {k}, which is no width of {}", mode.name()));
+            return refused(
+                Refusal::KNotImplemented,
+                format!("K is {k}, which is no width of {}", mode.name()),
+            );
         }
         let mut arrays = Vec::with_capacity(self.segments.len());
         for segment in &self.segments {
@@ -507,7 +545,10 @@ impl LayerEntry {
         };
         let bits = form.matrices.map(MatrixForm::bits);
         if declared.iter().zip(bits).any(|(declared, bits)| declared.total_cmp(&bits).is_ne()) {
-            return refused(Refusal::LayerGeometry, format!("K is {declared:?}, but its shapes give {bits:?}"));
+            return refused(
+                Refusal::LayerGeometry,
+                format!("K is {declared:?}, but its shapes give {bits:?}"),
+            );
         }
         for (entry, segment) in self.segments.iter().zip(&form.segments) {
             if (entry.offset, entry.length) != (segment.offset, segment.length) {

@@ -195,7 +195,10 @@ pub(super) fn compare(folder: &Path, file: &str, table: &Table, layers: &[usize]
     }
     let expected = mode(table.mode);
     if manifest.quantization.mode != expected {
-        let what = format!("quantization.mode is {:?}, the newer manifest says {expected}", manifest.quantization.mode);
+        let what = format!(
+            "quantization.mode is {:?}, the newer manifest says {expected}",
+            manifest.quantization.mode
+        );
         return Err(Refusal::RuntimeModeNotExl3.error(file, what, REPACK));
     }
     let mismatch = |what: String| {
@@ -258,14 +261,14 @@ impl RecordEntry {
                 && entry.length == segment.length;
             if !same {
                 return Err(format!(
-                    "{} is {} {:?} at {}, {} bytes, not {} {:?} {:?} at {}, {} bytes",
+                    "{} is {} {:?} at {}, {} bytes, not {} {} {:?} at {}, {} bytes",
                     entry.component,
                     entry.dtype,
                     entry.shape,
                     entry.offset,
                     entry.length,
                     segment.component,
-                    segment.dtype,
+                    segment.dtype.name(),
                     segment.shape,
                     offset + segment.offset,
                     segment.length

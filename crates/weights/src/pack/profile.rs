@@ -100,17 +100,29 @@ impl UsageProfile {
         }
         match profile.layers.iter().find(|layer| layer.counts.len() != experts) {
             None => Ok(profile),
-            Some(layer) => Err(format!("layer {} has {} counts, not {experts}", layer.layer, layer.counts.len())),
+            Some(layer) => {
+                Err(format!("layer {} has {} counts, not {experts}", layer.layer, layer.counts.len()))
+            }
         }
     }
 
     /// A file of another format: the one place in it that has a row of numbers for each layer.
-    fn foreign(value: &Value, phase: Phase, layers: &[usize], experts: usize) -> std::result::Result<Self, String> {
+    fn foreign(
+        value: &Value,
+        phase: Phase,
+        layers: &[usize],
+        experts: usize,
+    ) -> std::result::Result<Self, String> {
         let mut found = Vec::new();
         collect(value, layers, experts, 0, &mut found);
         let rows = match found.as_slice() {
             [rows] => rows,
-            [] => return Err(format!("nothing in it has {experts} numbers for each of {} layers", layers.len())),
+            [] => {
+                return Err(format!(
+                    "nothing in it has {experts} numbers for each of {} layers",
+                    layers.len()
+                ));
+            }
             more => return Err(format!("{} places in it have numbers for each layer", more.len())),
         };
         let orders = rows.iter().filter(|row| is_order(row)).count();
@@ -175,7 +187,8 @@ fn rows(value: &Value, layers: &[usize], experts: usize) -> Option<Vec<Vec<u64>>
         }
         Value::Object(map) if map.len() == layers.len() => {
             let numbered = map.iter().map(|(key, item)| {
-                let number = key.strip_prefix("layers.").or_else(|| key.strip_prefix("layer_")).unwrap_or(key);
+                let number =
+                    key.strip_prefix("layers.").or_else(|| key.strip_prefix("layer_")).unwrap_or(key);
                 let of_object = |item: &Value| one_row(item.as_object()?.values(), experts);
                 Some((number.parse().ok()?, row(item, experts).or_else(|| of_object(item))?))
             });
@@ -209,9 +222,7 @@ fn row(value: &Value, experts: usize) -> Option<Vec<u64>> {
 /// Whether a row names each expert once.
 fn is_order(row: &[u64]) -> bool {
     let mut seen = vec![false; row.len()];
-    row.iter().all(|expert| {
-        seen.get_mut(*expert as usize).is_some_and(|seen| !std::mem::replace(seen, true))
-    })
+    row.iter().all(|expert| seen.get_mut(*expert as usize).is_some_and(|seen| !std::mem::replace(seen, true)))
 }
 
 /// Counts that give an order back: the first expert has the highest.

@@ -26,7 +26,9 @@ pub(crate) fn is_pack(source: &Source, config: &Map<String, Value>) -> Result<bo
     let (file, what) = match (has_block, has_bank) {
         (false, false) => return Ok(false),
         (true, true) => return Ok(true),
-        (true, false) => (EXPERTS, format!("config.json has {BLOCK}, but this is a streaming pack without its bank")),
+        (true, false) => {
+            (EXPERTS, format!("config.json has {BLOCK}, but this is a streaming pack without its bank"))
+        }
         (false, true) => ("config.json", format!("{EXPERTS} is there, but the file has no {BLOCK}")),
     };
     Err(Refusal::BankMissing.error(file, what, "download the missing file of the same version"))

@@ -3,7 +3,7 @@
 //! A pack gives one range for an expert, with its SHA-256; a plain checkpoint gives several, without sums. The reader of
 //! a record need not care which of the two it is, nor how the numbers are stored.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
@@ -104,10 +104,24 @@ impl ExpertSource {
         }
     }
 
+    /// The experts of a folder, plain or a pack, from headers and manifests alone.
+    ///
+    /// # Errors
+    /// What [`Pack::open`] and headers are refused for; experts of a layer that are not stored alike.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let source = Source::Folder(folder.to_owned());
+        let (config, is_pack) = super::inspect::config(&source)?;
+        if is_pack {
+            return Ok(Self::of_pack(&Pack::open(folder, &config)?));
+        }
+        Self::of_shards(&source, &Shards::open(&source)?, &config)
+    }
+
     /// The experts of a plain checkpoint, from its headers.
     pub(super) fn of_shards(source: &Source, shards: &Shards, config: &ModelConfig) -> Result<Self> {
         let file = |tensor: &Tensor| shards.files[tensor.shard].name.as_str();
-        let listed: Vec<Listed<'_>> = shards.tensors.iter().map(|tensor| (&tensor.info, file(tensor))).collect();
+        let listed: Vec<Listed<'_>> =
+            shards.tensors.iter().map(|tensor| (&tensor.info, file(tensor))).collect();
         let found = stored::experts(&listed, config)?;
         let files = shards.files.iter().map(|shard| ExpertFile {
             name: shard.name.clone(),
@@ -120,11 +134,18 @@ impl ExpertSource {
         let layer = |stored: StoredLayer| ExpertLayer {
             layer: stored.layer,
             mode: stored.mode,
-            places: stored.places.iter().map(|place| (shards.tensors[place.tensor].shard, place.start)).collect(),
+            places: stored
+                .places
+                .iter()
+                .map(|place| (shards.tensors[place.tensor].shard, place.start))
+                .collect(),
             form: stored.form,
             records: None,
         };
-        Ok(Self { files: files.collect(), layers: found.trunk.into_iter().chain(found.mtp).map(layer).collect() })
+        Ok(Self {
+            files: files.collect(),
+            layers: found.trunk.into_iter().chain(found.mtp).map(layer).collect(),
+        })
     }
 
     /// The experts of a pack.
@@ -244,7 +265,9 @@ impl<'a> ExpertRecord<'a> {
         for (number, segment) in placed {
             let end = segment.offset + segment.length;
             match reads.last_mut() {
-                Some(last) if last.file == segment.file && segment.offset <= last.offset + last.length + gap => {
+                Some(last)
+                    if last.file == segment.file && segment.offset <= last.offset + last.length + gap =>
+                {
                     last.segments.push((number, segment.offset - last.offset));
                     last.length = last.length.max(end - last.offset);
                 }

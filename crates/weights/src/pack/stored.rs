@@ -67,7 +67,8 @@ pub(super) type Listed<'a> = (&'a TensorInfo, &'a str);
 /// array.
 pub(super) fn experts(tensors: &[Listed<'_>], config: &ModelConfig) -> Result<StoredExperts> {
     let mut found = Found { config, dims: dims(config), layers: BTreeMap::new() };
-    let roles = tensors.iter().enumerate().map(|(at, listed)| found.add(at, *listed)).collect::<Result<_>>()?;
+    let roles =
+        tensors.iter().enumerate().map(|(at, listed)| found.add(at, *listed)).collect::<Result<_>>()?;
     let mut trunk = Vec::new();
     for layer in trunk_layers(config) {
         let arrays = found.layers.remove(&layer).unwrap_or_default();
@@ -124,7 +125,8 @@ impl Found<'_> {
             (None, "down_proj") => &[Projection::Down],
             _ => return Ok(Role::Trunk),
         };
-        let refused = |what: String| Error::BadTensor { file: file.to_owned(), tensor: info.name.clone(), what };
+        let refused =
+            |what: String| Error::BadTensor { file: file.to_owned(), tensor: info.name.clone(), what };
         let is_known = trunk_layers(self.config).contains(&layer) || layer >= self.config.layers();
         if !is_known || place.member.is_some_and(|member| member >= self.dims.experts) {
             return Err(refused("config.json has no such expert".to_owned()));
@@ -205,7 +207,12 @@ fn cut(
         Some(member) => (member..member + 1, info.shape.as_slice()),
         None => match info.shape.split_first() {
             Some((&count, rest)) if count == experts => (0..experts, rest),
-            _ => return Err(format!("shape {:?}, but a stack of {experts} experts starts with {experts}", info.shape)),
+            _ => {
+                return Err(format!(
+                    "shape {:?}, but a stack of {experts} experts starts with {experts}",
+                    info.shape
+                ));
+            }
         },
     };
     let mut shape = of_one.to_vec();
@@ -220,22 +227,30 @@ fn cut(
         let start = info.start + ((expert - first) * halves + half) as u64 * bytes;
         (expert, half, start, shape.clone())
     };
-    Ok(members.flat_map(|expert| (0..halves).map(move |half| (expert, half))).map(|(e, h)| share(e, h)).collect())
+    Ok(members
+        .flat_map(|expert| (0..halves).map(move |half| (expert, half)))
+        .map(|(e, h)| share(e, h))
+        .collect())
 }
 
 impl LayerArrays {
     /// The layer, if every expert has the same arrays.
     fn layer(self, layer: usize, dims: &Dims, tensors: &[Listed<'_>]) -> Result<StoredLayer> {
         let module = |expert: usize| format!("layers.{layer}.mlp.experts.{expert}");
-        let inconsistent =
-            |expert: usize, what: String| Error::Inconsistent { module: module(expert), what, remedy: CONVERT };
+        let inconsistent = |expert: usize, what: String| Error::Inconsistent {
+            module: module(expert),
+            what,
+            remedy: CONVERT,
+        };
         let components = self.components(0);
         if components.is_empty() {
             return Err(inconsistent(0, "the checkpoint has no tensor of it".to_owned()));
         }
         let first: Vec<_> = components
             .iter()
-            .filter_map(|component| self.arrays.get(&(0, *component)).map(|a| (*component, a.dtype, a.shape.clone())))
+            .filter_map(|component| {
+                self.arrays.get(&(0, *component)).map(|a| (*component, a.dtype, a.shape.clone()))
+            })
             .collect();
         let form = RecordForm::read(dims, &first).map_err(|what| inconsistent(0, what))?;
         let mut places = Vec::with_capacity(dims.experts * components.len());
@@ -247,9 +262,13 @@ impl LayerArrays {
                 let Some(array) = self.arrays.get(&(expert, *component)) else { continue };
                 if array.dtype != segment.dtype || array.shape != segment.shape {
                     let what = format!(
-                        "{} is {:?} {:?}, but expert 0 of the layer has {:?} {:?}; experts of one layer must be stored \
+                        "{} is {} {:?}, but expert 0 of the layer has {} {:?}; experts of one layer must be stored \
                          alike",
-                        tensors[array.place.tensor].0.name, array.dtype, array.shape, segment.dtype, segment.shape
+                        tensors[array.place.tensor].0.name,
+                        array.dtype.name(),
+                        array.shape,
+                        segment.dtype.name(),
+                        segment.shape
                     );
                     return Err(inconsistent(expert, what));
                 }
@@ -288,7 +307,8 @@ impl LayerArrays {
                     }
                 }
                 let codebook = first.unwrap_or(Codebook::ThreeInst);
-                let halves = |form: &MatrixForm| matches!(form, MatrixForm::Exl3 { half_bits } if half_bits % 2 == 1);
+                let halves =
+                    |form: &MatrixForm| matches!(form, MatrixForm::Exl3 { half_bits } if half_bits % 2 == 1);
                 if codebook != Codebook::Mul1 && form.matrices.iter().any(halves) {
                     return Err(inconsistent(0, format!("{} has no half widths", codebook.name())));
                 }

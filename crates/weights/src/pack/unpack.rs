@@ -10,8 +10,8 @@ use sha2::{Digest as _, Sha256};
 use super::bank::open_sidecar;
 use super::origin::{Folder, Origin, OriginFile};
 use super::write::{
-    HEADERS, Headers, PackOptions, PackPlan, Partial, Receipt, SOURCE_CONFIG, SOURCE_INDEX, ShardPlan, Target,
-    failed, receipt_name,
+    HEADERS, Headers, PackOptions, PackPlan, Partial, Receipt, SOURCE_CONFIG, SOURCE_INDEX, ShardPlan,
+    Target, failed, receipt_name,
 };
 use super::{Refusal, strict};
 use crate::safetensors::HEADER_BOUND;
@@ -74,7 +74,13 @@ fn write_shard(
         on_bytes(piece.length);
         if receipt.piece(number) != Some(sum) {
             let tensor = &shard.tensors[piece.tensor].name;
-            return Err(differs(&shard.source.name, &format!("tensor {tensor}"), piece.start, &sum, "its receipt's"));
+            return Err(differs(
+                &shard.source.name,
+                &format!("tensor {tensor}"),
+                piece.start,
+                &sum,
+                "its receipt's",
+            ));
         }
     }
     out.zeros(shard.source.bytes)?;
@@ -120,7 +126,13 @@ impl Hashed<'_> {
         Ok(())
     }
 
-    fn copy(&mut self, from: &mut (impl Read + Seek), offset: u64, length: u64, name: &str) -> Result<[u8; 32]> {
+    fn copy(
+        &mut self,
+        from: &mut (impl Read + Seek),
+        offset: u64,
+        length: u64,
+        name: &str,
+    ) -> Result<[u8; 32]> {
         let read_failed = || failed(Path::new(name));
         from.seek(SeekFrom::Start(offset)).map_err(read_failed())?;
         let (mut sum, mut left) = (Sha256::new(), length);
@@ -157,7 +169,8 @@ struct Receipts {
 
 impl Receipts {
     fn open(pack: &Path) -> Result<Self> {
-        let missing = |file: &str| Refusal::ManifestMissing.error(file, "the receipt is not there", NO_RECEIPTS);
+        let missing =
+            |file: &str| Refusal::ManifestMissing.error(file, "the receipt is not there", NO_RECEIPTS);
         let headers = strict::read_optional(pack, HEADERS)?.ok_or_else(|| missing(HEADERS))?;
         let headers: Headers = strict::parse(HEADERS, &headers)?;
         let config = strict::read_optional(pack, SOURCE_CONFIG)?.ok_or_else(|| missing(SOURCE_CONFIG))?;
@@ -201,7 +214,8 @@ impl Origin for Receipts {
     }
 
     fn files(&self) -> Result<Vec<OriginFile>> {
-        let file = |name: &str, bytes: u64| OriginFile { name: name.to_owned(), bytes, sha256: None, stamp: 0 };
+        let file =
+            |name: &str, bytes: u64| OriginFile { name: name.to_owned(), bytes, sha256: None, stamp: 0 };
         let small = self.small.iter().map(|(name, bytes)| file(name, bytes.len() as u64));
         Ok(small.chain(self.headers.shards.iter().map(|shard| file(&shard.name, shard.bytes))).collect())
     }

@@ -83,7 +83,8 @@ pub fn verify(folder: &Path, scope: Scope, progress: &mut dyn FnMut(u64, u64)) -
         (Some(listed), _) => listed,
         (None, Ok(_)) => BTreeMap::new(),
         (None, Err(_)) => {
-            let what = format!("it has no {SUMS} and is no streaming pack, so there is nothing to compare with");
+            let what =
+                format!("it has no {SUMS} and is no streaming pack, so there is nothing to compare with");
             let remedy = "flint inspect checks the headers of a plain checkpoint";
             return Err(Error::Packing { place: folder.display().to_string(), what, remedy });
         }
@@ -108,7 +109,8 @@ pub fn verify(folder: &Path, scope: Scope, progress: &mut dyn FnMut(u64, u64)) -
     let size = |name: &str| there.iter().find(|file| file.name == name).map_or(0, |file| file.bytes);
     match scope {
         Scope::All => {
-            let unlisted = banks.iter().filter(|bank| !listed.contains_key(bank.file())).map(|bank| bank.bytes());
+            let unlisted =
+                banks.iter().filter(|bank| !listed.contains_key(bank.file())).map(|bank| bank.bytes());
             work.all = listed.keys().map(|name| size(name)).sum::<u64>() + unlisted.sum::<u64>();
             for (name, sum) in &listed {
                 match banks.iter().find(|bank| bank.file() == name) {
@@ -123,12 +125,12 @@ pub fn verify(folder: &Path, scope: Scope, progress: &mut dyn FnMut(u64, u64)) -
         Scope::Quick { records, seed } => {
             let picks = picks(&banks, records, seed);
             let bytes = |&(bank, record): &(usize, usize)| record_place(banks[bank], record).2;
-            let small: Vec<_> = listed.iter().filter(|(name, _)| size(name) <= SMALL).collect();
-            work.all = small.iter().map(|(name, _)| size(name)).sum::<u64>() + picks.iter().map(bytes).sum::<u64>();
+            let is_small = |name: &str| size(name) <= SMALL && !banks.iter().any(|bank| bank.file() == name);
+            let small: Vec<_> = listed.iter().filter(|(name, _)| is_small(name)).collect();
+            work.all =
+                small.iter().map(|(name, _)| size(name)).sum::<u64>() + picks.iter().map(bytes).sum::<u64>();
             for (name, sum) in small {
-                if !banks.iter().any(|bank| bank.file() == name) {
-                    work.file(name, *sum);
-                }
+                work.file(name, *sum);
             }
             for (name, _) in listed.iter().filter(|(name, _)| size(name) > SMALL) {
                 if folder.join(name).metadata().is_err() {
@@ -222,7 +224,10 @@ impl Work<'_> {
     fn compare(&mut self, name: &str, found: [u8; 32], expected: [u8; 32]) {
         self.result.files += 1;
         if found != expected {
-            self.found(name, format!("SHA-256 {}, {SUMS} says {}", strict::hex(&found), strict::hex(&expected)));
+            self.found(
+                name,
+                format!("SHA-256 {}, {SUMS} says {}", strict::hex(&found), strict::hex(&expected)),
+            );
         }
     }
 
@@ -301,7 +306,11 @@ impl Work<'_> {
                 file: bank.file().to_owned(),
                 record: Some((layer.layer, expert)),
                 offset: bank.table.offset(at, expert),
-                what: format!("SHA-256 {}, the manifest says {}", strict::hex(&found), strict::hex(&expected)),
+                what: format!(
+                    "SHA-256 {}, the manifest says {}",
+                    strict::hex(&found),
+                    strict::hex(&expected)
+                ),
             });
         }
     }

@@ -19,8 +19,7 @@ const CHUNK: usize = 1 << 20;
 /// Records that may wait for the whole file's sum.
 const WAITING: usize = 4;
 /// What to do when the disk gives back other bytes than were written.
-const AGAIN: &str =
-    "the disk or the memory of this machine is not reliable: check both, and run the command again to copy this part anew";
+const AGAIN: &str = "the disk or the memory of this machine is not reliable: check both, and run the command again to copy this part anew";
 
 /// What the check found out besides that all is equal.
 #[derive(Debug)]

@@ -50,7 +50,8 @@ pub(super) fn copy(
 /// A bank with its whole length: what is not written yet reads as zeros, and so does padding.
 fn open_bank(partial: &Partial, name: &str, size: u64) -> Result<File> {
     let path = partial.path(name);
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(failed(&path))?;
+    let file =
+        OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(failed(&path))?;
     file.set_len(size).map_err(failed(&path))?;
     Ok(file)
 }
@@ -81,7 +82,9 @@ fn copy_shard(
         for piece in &shard.pieces {
             stream.skip_to(piece.start)?;
             let sum = match piece.target {
-                Target::Trunk(offset) => stream.copy(piece.length, Some((&trunk.file, &shard.trunk, offset)))?,
+                Target::Trunk(offset) => {
+                    stream.copy(piece.length, Some((&trunk.file, &shard.trunk, offset)))?
+                }
                 Target::Bank(bank, offset) => {
                     stream.copy(piece.length, Some((&banks[bank], plan.banks[bank].file, offset)))?
                 }

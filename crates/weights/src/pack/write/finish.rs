@@ -26,7 +26,12 @@ const STATE: &str = "receipts/state.json";
 const RECEIPT: &str = "TD-REPACK-RECEIPT.json";
 
 /// Writes everything that is left.
-pub(super) fn finish(plan: &PackPlan, origin: &dyn Origin, partial: &Partial, checked: &Checked) -> Result<()> {
+pub(super) fn finish(
+    plan: &PackPlan,
+    origin: &dyn Origin,
+    partial: &Partial,
+    checked: &Checked,
+) -> Result<()> {
     let mut files = Files { partial, sums: BTreeMap::new() };
     for (bank, checked) in plan.banks.iter().zip(&checked.banks) {
         files.sums.insert(bank.file.to_owned(), checked.sum);

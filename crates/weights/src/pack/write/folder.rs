@@ -102,19 +102,13 @@ impl Partial {
     /// Compares what is still to be written with what the file system has.
     fn check_space(&self, plan: &PackPlan) -> Result<()> {
         let Some(free) = free_bytes(&self.folder) else { return Ok(()) };
-        let there: u64 = allocated(&self.folder);
-        let needed = plan.pack_bytes().saturating_sub(there) + SPARE;
-        if needed <= free {
-            return Ok(());
+        match shortage(plan.pack_bytes(), allocated(&self.folder), free) {
+            None => Ok(()),
+            Some(what) => {
+                let remedy = "make room, or name a folder on another disk";
+                Err(Error::Packing { place: self.folder.display().to_string(), what, remedy })
+            }
         }
-        let what = format!(
-            "the pack has {} bytes, {there} of them are written, so {needed} are needed with {SPARE} spare, but the file \
-             system has {free} free: {} are missing",
-            plan.pack_bytes(),
-            needed - free
-        );
-        let remedy = "make room, or name a folder on another disk";
-        Err(Error::Packing { place: self.folder.display().to_string(), what, remedy })
     }
 
     /// The path of a file of the pack.
@@ -203,6 +197,18 @@ pub(in crate::pack) fn failed(path: &Path) -> impl FnOnce(std::io::Error) -> Err
     move |source| Error::Io { path, source }
 }
 
+/// Why a pack of `whole` bytes, of which `there` are on the disk already, does not fit into `free` bytes.
+fn shortage(whole: u64, there: u64, free: u64) -> Option<String> {
+    let needed = whole.saturating_sub(there) + SPARE;
+    (needed > free).then(|| {
+        format!(
+            "the pack has {whole} bytes, {there} of them are written, so {needed} are needed with {SPARE} spare, but the \
+             file system has {free} free: {} are missing",
+            needed - free
+        )
+    })
+}
+
 fn refuse_existing(folder: &Path) -> Result<()> {
     let is_empty = match std::fs::read_dir(folder) {
         Ok(mut entries) => entries.next().is_none(),
@@ -213,7 +219,11 @@ fn refuse_existing(folder: &Path) -> Result<()> {
         return Ok(());
     }
     let what = "there is something already".to_owned();
-    Err(Error::Packing { place: folder.display().to_string(), what, remedy: "name a folder that does not exist" })
+    Err(Error::Packing {
+        place: folder.display().to_string(),
+        what,
+        remedy: "name a folder that does not exist",
+    })
 }
 
 /// Makes names in a folder last.
@@ -252,4 +262,18 @@ fn allocated(folder: &Path) -> u64 {
 fn allocated(folder: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(folder) else { return 0 };
     entries.filter_map(|entry| entry.and_then(|entry| entry.metadata()).ok()).map(|file| file.len()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_space_is_named_with_its_numbers() {
+        assert_eq!(shortage(1000, 0, 1000 + SPARE), None);
+        assert_eq!(shortage(1000, 400, 600 + SPARE), None);
+        let what = shortage(1000, 400, 599 + SPARE).unwrap();
+        assert!(what.contains("1000 bytes, 400 of them") && what.ends_with("1 are missing"), "{what}");
+        assert_eq!(shortage(10, 400, SPARE), None);
+    }
 }

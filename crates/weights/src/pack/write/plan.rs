@@ -115,7 +115,8 @@ impl PackPlan {
             .enumerate()
             .flat_map(|(shard, header)| header.tensors.iter().map(move |info| (info, shard)))
             .collect();
-        let listed: Vec<Listed<'_>> = all.iter().map(|(info, shard)| (*info, names[*shard].name.as_str())).collect();
+        let listed: Vec<Listed<'_>> =
+            all.iter().map(|(info, shard)| (*info, names[*shard].name.as_str())).collect();
         check_names(&listed)?;
         let found = stored::experts(&listed, &config)?;
         let mut banks = vec![bank(origin, &found.trunk, &config, EXPERTS, options)?];
@@ -260,7 +261,8 @@ impl ShardPlan {
                 let info = &self.tensors[piece.tensor];
                 *offset = at;
                 at += piece.length;
-                let entry = json!({"dtype": info.dtype.name(), "shape": info.shape, "data_offsets": [*offset, at]});
+                let entry =
+                    json!({"dtype": info.dtype.name(), "shape": info.shape, "data_offsets": [*offset, at]});
                 entries.insert(info.name.clone(), entry);
             }
         }
@@ -326,7 +328,11 @@ fn shard_names(origin: &dyn Origin, files: &[OriginFile], index: Option<&[u8]>) 
             None => missing.push(name.to_owned()),
         }
     }
-    if missing.is_empty() { Ok(shards) } else { Err(Error::MissingFiles { index: INDEX.to_owned(), files: missing }) }
+    if missing.is_empty() {
+        Ok(shards)
+    } else {
+        Err(Error::MissingFiles { index: INDEX.to_owned(), files: missing })
+    }
 }
 
 /// Reads a shard's header and nothing else.
@@ -335,7 +341,8 @@ fn header(origin: &dyn Origin, file: &OriginFile) -> Result<Header> {
         let mut bytes = Vec::new();
         let wanted = wanted.min(file.bytes.saturating_sub(at));
         let mut reader = origin.open(file, at, wanted)?;
-        std::io::Read::read_to_end(&mut reader, &mut bytes).map_err(|error| read_error(origin, file, error))?;
+        std::io::Read::read_to_end(&mut reader, &mut bytes)
+            .map_err(|error| read_error(origin, file, error))?;
         Ok(bytes)
     })
 }
@@ -360,7 +367,11 @@ fn bank(
     options: &PackOptions,
 ) -> Result<BankPlan> {
     let Some(first) = layers.first() else {
-        return Err(refused(origin, "the model has no routed experts", "a checkpoint without them needs no pack"));
+        return Err(refused(
+            origin,
+            "the model has no routed experts",
+            "a checkpoint without them needs no pack",
+        ));
     };
     if let Some(other) = layers.iter().find(|layer| layer.mode != first.mode) {
         let what = format!(
@@ -374,7 +385,11 @@ fn bank(
     }
     if let Some(format) = options.format.as_deref().filter(|format| *format != first.mode.name()) {
         let what = format!("--format {format} was asked for, but its experts are {}", first.form.label());
-        return Err(refused(origin, what, "flint pack copies bytes and converts nothing: leave --format out"));
+        return Err(refused(
+            origin,
+            what,
+            "flint pack copies bytes and converts nothing: leave --format out",
+        ));
     }
     let forms = layers.iter().map(|layer| (layer.layer, layer.form.clone())).collect();
     let table = Table::new(first.mode, dims(config), forms);
@@ -438,7 +453,9 @@ fn copies(origin: &dyn Origin, files: &[OriginFile]) -> Result<Vec<OriginFile>> 
     };
     let is_own = |name: &str| OWN.iter().any(|own| name.starts_with(own));
     let others = files.iter().filter(|file| {
-        !["config.json", INDEX].contains(&file.name.as_str()) && !is_weight(&file.name) && !file.name.starts_with('.')
+        !["config.json", INDEX].contains(&file.name.as_str())
+            && !is_weight(&file.name)
+            && !file.name.starts_with('.')
     });
     let mut copies = Vec::new();
     for file in others {
@@ -446,9 +463,14 @@ fn copies(origin: &dyn Origin, files: &[OriginFile]) -> Result<Vec<OriginFile>> 
             let what = format!("{} is a file that packs have", file.name);
             return Err(refused(origin, what, "give a plain checkpoint, or take the file away"));
         }
-        let leaves = file.name.split('/').any(|part| matches!(part, "" | "." | "..")) || file.name.contains('\\');
+        let leaves =
+            file.name.split('/').any(|part| matches!(part, "" | "." | "..")) || file.name.contains('\\');
         if leaves {
-            return Err(refused(origin, format!("{:?} is no name of a file inside it", file.name), "use another source"));
+            return Err(refused(
+                origin,
+                format!("{:?} is no name of a file inside it", file.name),
+                "use another source",
+            ));
         }
         copies.push(file.clone());
     }

@@ -10,11 +10,11 @@ use flint_model::bank::{BankOptions, Experts};
 use flint_model::{Glm, GlmOptions, LanguageModel};
 use flint_weights::stream::{ExpertStream, ReadOptions};
 use flint_weights::{Checkpoint, HostBytes, LoadPlan, Source};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::config::settings::ModelSettings;
 use crate::device::{self, Chosen};
 use crate::error::{Error, Result};
+use crate::progress::{bytes_bar, show};
 use crate::terminal::{Style, Terminal, bytes, counted};
 
 /// A loaded model with everything around it.
@@ -86,14 +86,9 @@ pub(crate) fn load<B: Backend>(
     terminal: Terminal,
 ) -> Result<Glm<B>> {
     let options = GlmOptions { context, sequences: settings.parallel, rows, drafts: settings.drafts };
-    let bar = progress_bar(&settings.name, terminal);
+    let bar = bytes_bar(format!("loading {}", settings.name), terminal);
     let experts = experts(checkpoint, plan)?;
-    let model = Glm::load(checkpoint, backend, options, experts, &mut |done, all| {
-        if bar.length() != Some(all) {
-            bar.set_length(all);
-        }
-        bar.set_position(done);
-    })?;
+    let model = Glm::load(checkpoint, backend, options, experts, &mut |done, all| show(&bar, done, all))?;
     bar.finish_and_clear();
     Ok(model)
 }
@@ -103,18 +98,6 @@ fn experts(checkpoint: &Arc<Checkpoint>, plan: &LoadPlan) -> Result<Experts> {
     let Some(slots) = &plan.slots else { return Ok(Experts::Resident) };
     let stream = ExpertStream::open(Arc::clone(checkpoint), ReadOptions::default())?;
     Ok(Experts::Streamed(stream, BankOptions { slots: slots.slots, ..BankOptions::default() }))
-}
-
-fn progress_bar(name: &str, terminal: Terminal) -> ProgressBar {
-    if !terminal.person_reads_notes {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    let template = "loading {msg} [{wide_bar}] {binary_bytes}/{binary_total_bytes} {eta}";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style.progress_chars("=> "));
-    }
-    bar.with_message(name.to_owned())
 }
 
 /// Tokenizer and template from the checkpoint's own files.

@@ -3,6 +3,7 @@
 //! A flag wins over the file (`--config FILE`, a JSON object with the long options' names as keys), the file wins over
 //! the default. [`settings`] holds what commands receive: every value checked against its bound.
 
+pub(crate) mod packing;
 pub(crate) mod settings;
 
 use std::path::{Path, PathBuf};
@@ -44,6 +45,14 @@ pub(crate) enum Command {
     Plan(PlanFlags),
     /// Measure speed as shares of what this machine can do
     Bench(BenchFlags),
+    /// Make a streaming pack of a checkpoint: experts in one file of aligned, checked records
+    Pack(PackFlags),
+    /// Write the checkpoint that a pack was made of, byte for byte
+    Unpack(UnpackFlags),
+    /// Read a pack against its checksums
+    Verify(VerifyFlags),
+    /// Show what is in a checkpoint or a pack, from its headers
+    Inspect(InspectFlags),
 }
 
 /// Declares a group of options: clap's flags, the file's keys, and "the flag, else the file".
@@ -343,6 +352,75 @@ pub(crate) struct BenchFlags {
     /// Load even if the plan does not fit into memory
     #[arg(long)]
     pub(crate) force: bool,
+}
+
+/// Flags of `flint pack`.
+#[derive(Debug, Args)]
+pub(crate) struct PackFlags {
+    /// Checkpoint folder, or hf:owner/name@COMMIT for a Hugging Face repository at a commit
+    #[arg(value_name = "SRC")]
+    pub(crate) source: String,
+    /// Folder of the pack; it must not exist. A run that was ended goes on where it was
+    #[arg(value_name = "DEST")]
+    pub(crate) dest: PathBuf,
+    /// How the experts must be stored; another format is refused [default: any]
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<ExpertFormat>,
+    /// Write the model's layer numbers into the manifests instead of 0, 1, 2, …
+    #[arg(long)]
+    pub(crate) model_layer_numbers: bool,
+    /// Address of the hub that hf: means [default: https://huggingface.co]
+    #[arg(long, value_name = "URL")]
+    pub(crate) hub: Option<String>,
+    /// File with a token for repositories that are not open to all
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+}
+
+/// How routed experts are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExpertFormat {
+    /// Trellis codes of exllamav3
+    Exl3,
+    /// Codes with scales and biases of MLX
+    Affine,
+    /// FP8 with factors of blocks
+    Fp8,
+    /// Numbers without a scale
+    Plain,
+}
+
+/// Flags of `flint unpack`.
+#[derive(Debug, Args)]
+pub(crate) struct UnpackFlags {
+    /// Folder of the pack
+    #[arg(value_name = "DIR")]
+    pub(crate) pack: PathBuf,
+    /// Folder of the checkpoint; it must not exist
+    #[arg(value_name = "DEST")]
+    pub(crate) dest: PathBuf,
+}
+
+/// Flags of `flint verify`.
+#[derive(Debug, Args)]
+pub(crate) struct VerifyFlags {
+    /// Folder of the pack
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Read small files and this many random records only, 1 to 1048576 [default: everything]
+    #[arg(long, value_name = "N")]
+    pub(crate) quick: Option<usize>,
+}
+
+/// Flags of `flint inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectFlags {
+    /// Folder of the checkpoint or the pack
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
+    /// Write JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// The configuration file, or nothing where none was named.

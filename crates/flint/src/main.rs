@@ -9,9 +9,11 @@ mod config;
 mod device;
 mod embedded;
 mod error;
+mod hub;
 mod interrupt;
 mod machine;
 mod memory;
+mod progress;
 mod talk;
 mod terminal;
 
@@ -49,5 +51,9 @@ fn run(flags: Flags, terminal: Terminal) -> Result<ExitCode> {
         Command::Serve(flags) => cli::serve::run(flags, &file, &interrupts, terminal),
         Command::Plan(flags) => cli::plan::run(flags, &file, terminal),
         Command::Bench(flags) => cli::bench::run(&flags, terminal),
+        Command::Pack(flags) => cli::pack::run(flags, terminal),
+        Command::Unpack(flags) => cli::pack::unpack(&flags, terminal),
+        Command::Verify(flags) => cli::verify::run(&flags, terminal),
+        Command::Inspect(flags) => cli::inspect::run(&flags, terminal),
     }
 }

@@ -10,6 +10,7 @@ use crate::encoding::dense::narrow;
 use crate::encoding::scheme::Scheme;
 use crate::encoding::{Encoding, Span, Stored};
 use crate::matrix::{FP8_BLOCK, Form, HostBytes, PlainType, QuantMatrix, e4m3};
+use crate::pack::{self, Pack};
 use crate::shards::Shards;
 use crate::source::Source;
 use crate::table::{Shape, Table};
@@ -24,7 +25,9 @@ pub struct Checkpoint {
     config_bytes: HostBytes,
     pub(crate) table: Table,
     pub(crate) stored: Vec<Vec<Stored>>,
-    shards: Shards,
+    pub(crate) shards: Shards,
+    /// The pack that it is, if it is one.
+    pub(crate) pack: Option<Pack>,
     warnings: Vec<String>,
     /// Whether members of stacks are drawn instead of read.
     drawn: bool,
@@ -46,15 +49,32 @@ impl Checkpoint {
         let (config_bytes, config_json) = read_config(&source)?;
         let empty = Map::new();
         let keys = config_json.as_object().unwrap_or(&empty);
-        refuse_packs(&source, keys)?;
+        let is_pack = pack::is_pack(&source, keys)?;
         let config = ModelConfig::from_json(keys)?;
         let vision = VisionConfig::from_json(keys)?;
         let table = Table::new(&config, vision.as_ref());
         let scheme = Scheme::read(keys, &table, config.layers())?;
-        let shards = Shards::open(&source)?;
+        let (shards, pack) = if is_pack {
+            let (shards, pack) = pack::shards(&source, &config)?;
+            (shards, Some(pack))
+        } else {
+            (Shards::open(&source)?, None)
+        };
         let stored = assemble(&table, &scheme, &shards, config.layers())?;
-        let warnings = scheme.warnings();
-        Ok(Self { source, config, config_json, config_bytes, table, stored, shards, warnings, drawn: false })
+        let mut warnings = scheme.warnings();
+        warnings.extend(pack.iter().flat_map(|pack| pack.notes().iter().cloned()));
+        Ok(Self {
+            source,
+            config,
+            config_json,
+            config_bytes,
+            table,
+            stored,
+            shards,
+            pack,
+            warnings,
+            drawn: false,
+        })
     }
 
     /// Draws the numbers of routed experts from now on instead of reading them: for measuring speed. The files may then
@@ -387,22 +407,5 @@ fn no_config(source: &Source) -> Result<Error> {
         place: source.label(),
         found: "there is no config.json".to_owned(),
         remedy: "give the folder of a downloaded GLM-5.3-Flash checkpoint",
-    })
-}
-
-/// Refuses streaming packs, which this build does not read.
-fn refuse_packs(source: &Source, config: &Map<String, Value>) -> Result<()> {
-    let has_block = config.contains_key("expert_streaming");
-    let has_bank = source.files()?.iter().any(|name| name == "experts.bin");
-    let what = match (has_block, has_bank) {
-        (false, false) => return Ok(()),
-        (true, true) => "a streaming pack (EXL3 experts in experts.bin)",
-        (true, false) => "a streaming pack, here without its bank experts.bin,",
-        (false, true) => "a streaming pack's bank experts.bin, here without its block in config.json,",
-    };
-    Err(Error::Unsupported {
-        at: source.label(),
-        what: what.to_owned(),
-        remedy: "use the official FP8 or BF16 checkpoint, or an MLX affine quantisation",
     })
 }

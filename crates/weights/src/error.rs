@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::pack::Refusal;
+
 /// A checkpoint that cannot be used, with the thing, what was found, what was expected and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -273,6 +275,54 @@ pub enum Error {
         found: usize,
         /// Bytes that the shape asks for.
         expected: usize,
+    },
+    /// A streaming pack that is not opened.
+    #[error("{refusal:?}: {file}: {what}; {remedy}")]
+    Pack {
+        /// The reason, by name.
+        refusal: Refusal,
+        /// The file.
+        file: String,
+        /// What is wrong and where.
+        what: String,
+        /// What the user can do.
+        remedy: &'static str,
+    },
+    /// Bytes whose SHA-256 is another one.
+    #[error("{file}: {part} at offset {offset}: SHA-256 {found}, expected {expected}; {remedy}")]
+    Sum {
+        /// The file.
+        file: String,
+        /// Which part of it.
+        part: String,
+        /// Where the part starts, in bytes.
+        offset: u64,
+        /// The bytes' sum.
+        found: String,
+        /// What it should be.
+        expected: String,
+        /// What the user can do.
+        remedy: &'static str,
+    },
+    /// A pack that cannot be written.
+    #[error("{place}: {what}; {remedy}")]
+    Packing {
+        /// The folder or file.
+        place: String,
+        /// What is wrong.
+        what: String,
+        /// What the user can do.
+        remedy: &'static str,
+    },
+    /// A place where the files of a checkpoint come from that fails, such as a server.
+    #[error("{place}: {what}; {remedy}")]
+    Origin {
+        /// The place and the file.
+        place: String,
+        /// What it did.
+        what: String,
+        /// What the user can do.
+        remedy: &'static str,
     },
 }
 

@@ -2,7 +2,8 @@
 //!
 //! This crate owns everything between a folder and a list of host matrices: `config.json` ([`config`]), the
 //! safetensors container ([`safetensors`]), the spellings of every layout (`names/`), how numbers are stored
-//! (`encoding/`), and what a load would cost ([`plan`]). [`Checkpoint`] is the way in. It knows no device and computes no
+//! (`encoding/`), what a load would cost ([`plan`]), and
+//! streaming packs ([`pack`]). [`Checkpoint`] is the way in. It knows no device and computes no
 //! network. The next reader of a weight is `flint-model`'s `load.rs`.
 
 mod assemble;
@@ -15,6 +16,7 @@ mod latent;
 mod map;
 pub mod matrix;
 mod names;
+pub mod pack;
 pub mod plan;
 pub mod safetensors;
 mod shards;

@@ -60,6 +60,28 @@ impl Dtype {
         }
     }
 
+    /// Its name in a header.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "F64",
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::F8E4m3 => "F8_E4M3",
+            Self::F8E5m2 => "F8_E5M2",
+            Self::F8E8m0 => "F8_E8M0",
+            Self::I64 => "I64",
+            Self::U64 => "U64",
+            Self::I32 => "I32",
+            Self::U32 => "U32",
+            Self::I16 => "I16",
+            Self::U16 => "U16",
+            Self::I8 => "I8",
+            Self::U8 => "U8",
+            Self::Bool => "BOOL",
+        }
+    }
+
     /// The plain type that it is, if it is one.
     pub fn plain(self) -> Option<PlainType> {
         match self {
@@ -107,30 +129,37 @@ impl Header {
 
     /// Reads and checks a shard's header; nothing else of the file is read.
     pub(crate) fn read(file: &str, shard: &mut ShardFile) -> Result<Self> {
-        let start = shard.read(0, 8)?;
+        let bytes = shard.len();
+        Self::read_with(file, bytes, &mut |at, wanted| shard.read(at, wanted))
+    }
+
+    /// As [`read`](Self::read), of a file of `file_bytes` bytes. `next(at, wanted)` gives the next `wanted` bytes, fewer
+    /// when the file ends; `at` is where the last call ended.
+    pub(crate) fn read_with(
+        file: &str,
+        file_bytes: u64,
+        next: &mut dyn FnMut(u64, u64) -> Result<Vec<u8>>,
+    ) -> Result<Self> {
+        let start = next(0, 8)?;
         let Ok(length) = <[u8; 8]>::try_from(start.as_slice()) else {
-            return Err(Error::FileSize { file: file.to_owned(), found: shard.len(), expected: 8 });
+            return Err(Error::FileSize { file: file.to_owned(), found: file_bytes, expected: 8 });
         };
         // The first 8 bytes of a pointer ("version ") are a length far above the bound.
         let declared = u64::from_le_bytes(length);
         if declared > HEADER_BOUND {
             let mut begin = start;
-            begin.extend(shard.read(8, 64)?);
+            begin.extend(next(8, 64)?);
             return Err(if is_lfs_pointer(&begin) {
                 Error::LfsPointer { file: file.to_owned() }
             } else {
                 Error::HeaderTooLong { file: file.to_owned(), declared, bound: HEADER_BOUND }
             });
         }
-        let json = shard.read(8, declared)?;
+        let json = next(8, declared)?;
         if (json.len() as u64) < declared {
-            return Err(Error::FileSize {
-                file: file.to_owned(),
-                found: shard.len(),
-                expected: 8 + declared,
-            });
+            return Err(Error::FileSize { file: file.to_owned(), found: file_bytes, expected: 8 + declared });
         }
-        let tensors = parse(file, &json, shard.len())?;
+        let tensors = parse(file, &json, file_bytes)?;
         Ok(Self { tensors, json })
     }
 }

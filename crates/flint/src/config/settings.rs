@@ -204,7 +204,7 @@ pub(crate) fn sampling(
 }
 
 /// A seed for a user who names none.
-fn random_seed() -> u64 {
+pub(super) fn random_seed() -> u64 {
     use std::hash::{BuildHasher as _, RandomState};
     RandomState::new().hash_one(std::time::SystemTime::now()) >> 11
 }
@@ -304,7 +304,7 @@ impl BenchSettings {
     }
 }
 
-fn bounded<T: PartialOrd + std::fmt::Display>(
+pub(super) fn bounded<T: PartialOrd + std::fmt::Display>(
     option: &str,
     value: T,
     range: &RangeInclusive<T>,
@@ -315,7 +315,7 @@ fn bounded<T: PartialOrd + std::fmt::Display>(
     Err(refused(option, value, format!("it must be from {} to {}", range.start(), range.end())))
 }
 
-fn refused(option: &str, value: impl std::fmt::Display, expected: String) -> Error {
+pub(super) fn refused(option: &str, value: impl std::fmt::Display, expected: String) -> Error {
     Error::Option { option: option.into(), value: value.to_string(), expected }
 }
 

@@ -7,6 +7,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub(crate) mod layout;
+pub(crate) mod packs;
 pub(crate) mod release;
 
 use std::collections::BTreeMap;

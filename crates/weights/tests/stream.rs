@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flint_weights::config::FeedForward;
-use flint_weights::stream::{Arrival, ExpertId, ExpertStream, ReadEngine, ReadOptions, Slab};
+use flint_weights::pack::{Folder, PackOptions, PackPlan, pack};
+use flint_weights::stream::{Arrival, ExpertId, ExpertStream, ReadEngine, ReadOptions, Slab, VerifyRecords};
 use flint_weights::{Checkpoint, Form, HostBytes, QuantMatrix, Source};
 
 const LONG: Duration = Duration::from_secs(10);
@@ -26,7 +27,7 @@ fn open(folder: &Path) -> Arc<Checkpoint> {
 }
 
 fn options(engine: ReadEngine, direct: bool) -> ReadOptions {
-    ReadOptions { engine, depth: 4, chunk: 8192, direct }
+    ReadOptions { engine, depth: 4, chunk: 8192, direct, verify: VerifyRecords::First }
 }
 
 /// Engines that this machine has.
@@ -162,4 +163,50 @@ fn experts_that_are_not_there_and_slabs_that_are_too_short_are_refused() {
     assert!(stream.start(missing, Slab::new(1 << 20).unwrap()).is_err());
     assert!(stream.start(ExpertId { layer: 0, ..id }, Slab::new(1 << 20).unwrap()).is_err());
     assert!(stream.start(id, Slab::new(4096).unwrap()).is_err());
+}
+
+/// A pack of flint-tiny.
+fn packed() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let origin = Folder::new(&tiny());
+    let plan = PackPlan::new(&origin, &PackOptions::default()).unwrap();
+    pack(&plan, &origin, folder.path(), &mut |_| {}).unwrap();
+    folder
+}
+
+#[test]
+fn a_pack_streams_the_experts_of_its_source_and_checks_each_record() {
+    let folder = packed();
+    let (source, opened) = (open(&tiny()), open(folder.path()));
+    let ids = all(&source);
+    for engine in engines() {
+        let mut stream = ExpertStream::open(opened.clone(), options(engine, true)).unwrap();
+        for id in &ids {
+            let matrices = read(&mut stream, *id).matrices.unwrap();
+            let expected = source.stack(&format!("layers.{}.mlp.experts.down_proj", id.layer)).unwrap();
+            assert_same(&matrices.down, &expected[id.expert]);
+        }
+    }
+    // One bit of the third expert's record.
+    let bank = folder.path().join("experts.bin");
+    let record = std::fs::metadata(&bank).unwrap().len() / ids.len() as u64;
+    let at = 2 * record + record / 2;
+    let mut bytes = std::fs::read(&bank).unwrap();
+    bytes[at as usize] ^= 4;
+    std::fs::write(&bank, bytes).unwrap();
+    let opened = open(folder.path());
+    for verify in [VerifyRecords::Always, VerifyRecords::First, VerifyRecords::Never] {
+        let options = ReadOptions { verify, ..options(ReadEngine::Auto, true) };
+        let mut stream = ExpertStream::open(opened.clone(), options).unwrap();
+        assert!(read(&mut stream, ids[1]).matrices.is_ok());
+        let found = read(&mut stream, ids[2]).matrices;
+        if verify == VerifyRecords::Never {
+            assert!(found.is_ok());
+            continue;
+        }
+        let error = found.unwrap_err().to_string();
+        for part in ["experts.bin", "expert 2", "SHA-256", &format!("byte {}", 2 * record)] {
+            assert!(error.contains(part), "{part} is not in: {error}");
+        }
+    }
 }

@@ -35,6 +35,7 @@ pub use verify::{Finding, Scope, Verified, verify};
 pub use write::{Numbering, PackOptions, PackPlan, Packed, Progress, Stage, pack};
 
 pub(crate) use shards::{is_pack, shards};
+pub(crate) use strict::hex;
 
 /// The routed experts of the trunk.
 pub const EXPERTS: &str = "experts.bin";

@@ -145,7 +145,7 @@ pub(super) fn sha256(text: &str) -> Option<[u8; 32]> {
 }
 
 /// A SHA-256 as hexadecimal digits.
-pub(super) fn hex(sum: &[u8; 32]) -> String {
+pub(crate) fn hex(sum: &[u8; 32]) -> String {
     use std::fmt::Write as _;
     sum.iter().fold(String::with_capacity(64), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");

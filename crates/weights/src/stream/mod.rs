@@ -12,22 +12,23 @@ mod ring;
 mod slab;
 mod threads;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use reader::{ReadEngine, ReadOptions};
+pub use reader::{ReadEngine, ReadOptions, VerifyRecords};
 pub use slab::Slab;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::FeedForward;
 use crate::encoding::{Span, Stored};
 use crate::matrix::{HostBytes, QuantMatrix};
+use crate::pack::ExpertSource;
 use crate::source::Source;
 use crate::{Error, Result};
 use files::ReadFile;
 use layout::{Layout, Piece};
-use reader::{Done, Job, Reader};
+use reader::{Done, Job, Reader, Sum};
 
 /// Experts that are on their way at once, unless somebody says otherwise: enough to keep a fast disk busy.
 pub const STAGING: usize = 16;
@@ -72,6 +73,8 @@ struct Record {
     layout: Arc<Layout>,
     /// The spans of the layout's places, in their order.
     spans: Vec<Span>,
+    /// Of a pack: the place behind those of the spans is the whole record.
+    sum: Option<Sum>,
 }
 
 /// Reads the experts of a checkpoint in the background.
@@ -81,6 +84,9 @@ pub struct ExpertStream {
     /// By layer (none for layers without routed experts), then by expert.
     records: Vec<Vec<Record>>,
     labels: Vec<String>,
+    verify: VerifyRecords,
+    /// Records that were compared with their sums.
+    verified: HashSet<ExpertId>,
     under_way: HashMap<u64, (ExpertId, Instant)>,
     tickets: u64,
 }
@@ -91,20 +97,32 @@ impl ExpertStream {
     /// # Errors
     /// When a file cannot be opened, or the engine that was asked for is not to be had.
     pub fn open(checkpoint: Arc<Checkpoint>, options: ReadOptions) -> Result<Self> {
-        let files = checkpoint.open_files(options.direct)?;
-        let labels = files.iter().map(|file| file.label.clone()).collect();
         let config = checkpoint.config();
+        let sums = checkpoint.record_sums()?;
         let records = (0..config.layers())
             .map(|layer| match config.feed_forward[layer] {
                 FeedForward::Dense => Ok(Vec::new()),
-                FeedForward::Sparse => {
-                    (0..config.experts).map(|expert| checkpoint.record(ExpertId { layer, expert })).collect()
-                }
+                FeedForward::Sparse => (0..config.experts)
+                    .map(|expert| checkpoint.record(ExpertId { layer, expert }, sums.as_ref()))
+                    .collect(),
             })
-            .collect::<Result<_>>()?;
+            .collect::<Result<Vec<Vec<Record>>>>()?;
+        let runs = records.iter().flatten().flat_map(|record| &record.layout.runs);
+        let used: HashSet<usize> = runs.map(|run| run.file).collect();
+        let files = checkpoint.open_files(&used, options.direct)?;
+        let labels = files.iter().map(|file| file.label.clone()).collect();
         let reader = Reader::new(files, options)
             .map_err(|source| Error::Reader { engine: format!("{:?}", options.engine), source })?;
-        Ok(Self { checkpoint, reader, records, labels, under_way: HashMap::new(), tickets: 0 })
+        Ok(Self {
+            checkpoint,
+            reader,
+            records,
+            labels,
+            verify: options.verify,
+            verified: HashSet::new(),
+            under_way: HashMap::new(),
+            tickets: 0,
+        })
     }
 
     /// What asks the operating system: `io_uring` or `threads`.
@@ -132,12 +150,17 @@ impl ExpertStream {
     /// No such expert, a slab that is too short, or a reader that is gone.
     pub fn start(&mut self, id: ExpertId, slab: Slab) -> Result<()> {
         let record = self.records.get(id.layer).and_then(|layer| layer.get(id.expert));
-        let layout = match record {
-            Some(record) if slab.len() >= record.layout.bytes => Arc::clone(&record.layout),
+        let (layout, sum) = match record {
+            Some(record) if slab.len() >= record.layout.bytes => (Arc::clone(&record.layout), record.sum),
             _ => return Err(no_expert(id)),
         };
+        let sum = sum.filter(|_| match self.verify {
+            VerifyRecords::Always => true,
+            VerifyRecords::First => !self.verified.contains(&id),
+            VerifyRecords::Never => false,
+        });
         self.tickets += 1;
-        let job = Job { ticket: self.tickets, layout, slab };
+        let job = Job { ticket: self.tickets, layout, slab, sum };
         if self.reader.start(job).is_some() {
             return Err(Error::Expert {
                 layer: id.layer,
@@ -164,7 +187,10 @@ impl ExpertStream {
         let bytes = record.layout.needed();
         let slab = Arc::new(slab);
         let matrices = match result {
-            Ok(()) => self.matrices(id, &slab),
+            Ok(()) => {
+                self.verified.insert(id);
+                self.matrices(id, &slab)
+            }
             Err(failure) => Err(Error::Expert {
                 layer: id.layer,
                 expert: id.expert,
@@ -196,27 +222,35 @@ impl Checkpoint {
     /// Bytes of a slab for any expert of each layer that has some.
     pub(crate) fn slab_bytes(&self) -> Result<Vec<usize>> {
         let config = self.config();
+        let sums = self.record_sums()?;
         let sparse = (0..config.layers()).filter(|layer| config.feed_forward[*layer] == FeedForward::Sparse);
         let largest = |layer| {
-            let bytes = |expert| Ok(Slab::rounded(self.record(ExpertId { layer, expert })?.layout.bytes));
+            let bytes = |expert| {
+                Ok(Slab::rounded(self.record(ExpertId { layer, expert }, sums.as_ref())?.layout.bytes))
+            };
             let all = (0..config.experts).map(bytes).collect::<Result<Vec<_>>>()?;
             Ok(all.into_iter().max().unwrap_or(0))
         };
         sparse.map(largest).collect()
     }
 
-    /// The shards, open for reading.
-    fn open_files(&self, direct: bool) -> Result<Vec<ReadFile>> {
-        let shards = &self.shards().files;
-        let open = |shard: &crate::shards::Shard| match self.source() {
-            Source::Folder(folder) => ReadFile::open(&folder.join(&shard.name), direct),
+    /// The shards; those that are used are open for reading.
+    fn open_files(&self, used: &HashSet<usize>, direct: bool) -> Result<Vec<ReadFile>> {
+        let shards = self.shards().files.iter().enumerate();
+        let open = |(at, shard): (usize, &crate::shards::Shard)| match self.source() {
+            Source::Folder(folder) if used.contains(&at) => ReadFile::open(&folder.join(&shard.name), direct),
             _ => Ok(ReadFile::memory(shard.name.clone(), shard.bytes.clone())),
         };
-        shards.iter().map(open).collect()
+        shards.map(open).collect()
+    }
+
+    /// The sums of a pack's records; a plain checkpoint has none.
+    fn record_sums(&self) -> Result<Option<ExpertSource>> {
+        self.pack.as_ref().map(|_| ExpertSource::of_checkpoint(self)).transpose()
     }
 
     /// Where an expert lies.
-    fn record(&self, id: ExpertId) -> Result<Record> {
+    fn record(&self, id: ExpertId, sums: Option<&ExpertSource>) -> Result<Record> {
         let mut spans: Vec<Span> = Vec::new();
         for (_, stored) in self.projections(id)? {
             for span in stored.spans() {
@@ -225,8 +259,17 @@ impl Checkpoint {
                 }
             }
         }
-        let pieces: Vec<Piece> = spans.iter().map(|span| self.piece(*span)).collect();
-        Ok(Record { layout: Arc::new(Layout::new(&pieces)), spans })
+        let mut pieces: Vec<Piece> = spans.iter().map(|span| self.piece(*span)).collect();
+        let mut sum = None;
+        if let Some(record) = sums.and_then(|sums| sums.record(id.layer, id.expert))
+            && let (Some(whole), Some(sha256)) = (record.whole(), record.sha256())
+        {
+            // With its padding, which the sum covers.
+            let file = pieces.first().map_or(0, |piece| piece.file);
+            pieces.push(Piece { file, start: whole.offset, len: whole.length as usize });
+            sum = Some(Sum { place: spans.len(), sha256 });
+        }
+        Ok(Record { layout: Arc::new(Layout::new(&pieces)), spans, sum })
     }
 
     fn piece(&self, span: Span) -> Piece {

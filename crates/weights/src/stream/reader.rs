@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use flume::{Receiver, Sender, unbounded};
 
+use sha2::{Digest as _, Sha256};
+
 use super::files::ReadFile;
 use super::layout::{Layout, Run};
 use super::slab::Slab;
+use crate::pack::hex;
 
 /// Who asks the operating system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +24,18 @@ pub enum ReadEngine {
     Threads,
 }
 
+/// When the records of a pack are compared with their sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VerifyRecords {
+    /// At every read.
+    Always,
+    /// When a record is read for the first time.
+    #[default]
+    First,
+    /// Never.
+    Never,
+}
+
 /// How records are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadOptions {
@@ -32,11 +47,19 @@ pub struct ReadOptions {
     pub chunk: usize,
     /// Whether reads go past the page cache where the file system lets them.
     pub direct: bool,
+    /// When records are compared with their sums, where they have some.
+    pub verify: VerifyRecords,
 }
 
 impl Default for ReadOptions {
     fn default() -> Self {
-        Self { engine: ReadEngine::Auto, depth: 32, chunk: 1 << 20, direct: true }
+        Self {
+            engine: ReadEngine::Auto,
+            depth: 32,
+            chunk: 1 << 20,
+            direct: true,
+            verify: VerifyRecords::First,
+        }
     }
 }
 
@@ -46,6 +69,16 @@ pub(crate) struct Job {
     pub(crate) layout: Arc<Layout>,
     /// At least as long as the layout asks.
     pub(crate) slab: Slab,
+    /// What the record's bytes must add up to.
+    pub(crate) sum: Option<Sum>,
+}
+
+/// The SHA-256 of a record.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sum {
+    /// The layout's place that is the whole record.
+    pub(crate) place: usize,
+    pub(crate) sha256: [u8; 32],
 }
 
 /// A record that was read, or why it was not: the run that failed and the reason.
@@ -76,6 +109,55 @@ impl Failure {
     }
 }
 
+/// Threads that compare records with their sums: one keeps up with a disk of about 2 GB/s.
+const CHECKERS: usize = 2;
+
+/// Where landed records go: those with a sum to be compared first.
+#[derive(Clone)]
+pub(crate) struct Landing {
+    done: Sender<Done>,
+    checks: Sender<(Done, Arc<Layout>, Sum)>,
+}
+
+impl Landing {
+    /// Starts the threads that compare.
+    fn new(done: Sender<Done>) -> std::io::Result<Self> {
+        let (checks, work) = unbounded::<(Done, Arc<Layout>, Sum)>();
+        for index in 0..CHECKERS {
+            let (work, done) = (work.clone(), done.clone());
+            std::thread::Builder::new().name(format!("flint-sums-{index}")).spawn(move || {
+                for (mut landed, layout, sum) in work {
+                    landed.result = check(&landed.slab, &layout, &sum);
+                    _ = done.send(landed);
+                }
+            })?;
+        }
+        Ok(Self { done, checks })
+    }
+
+    /// Takes a record whose last chunk is done.
+    pub(crate) fn take(&self, flight: Flight, files: &[ReadFile]) {
+        let (layout, sum) = (Arc::clone(&flight.job.layout), flight.job.sum);
+        let done = flight.land(files);
+        match sum {
+            Some(sum) if done.result.is_ok() => _ = self.checks.send((done, layout, sum)),
+            _ => _ = self.done.send(done),
+        }
+    }
+}
+
+fn check(slab: &Slab, layout: &Layout, sum: &Sum) -> Result<(), Failure> {
+    let place = layout.places[sum.place].clone();
+    let found: [u8; 32] = Sha256::digest(&slab.as_ref()[place.clone()]).into();
+    if found == sum.sha256 {
+        return Ok(());
+    }
+    let run = layout.runs.iter().rfind(|run| run.to <= place.start);
+    let (file, offset) = run.map_or((0, 0), |run| (run.file, run.start + (place.start - run.to) as u64));
+    let what = format!("the record's SHA-256 is {}, the manifest says {}", hex(&found), hex(&sum.sha256));
+    Err(Failure { file, offset, what })
+}
+
 /// Reads records in the background.
 pub(crate) struct Reader {
     jobs: Sender<Job>,
@@ -88,6 +170,7 @@ impl Reader {
     pub(crate) fn new(files: Vec<ReadFile>, options: ReadOptions) -> std::io::Result<Self> {
         let files = Arc::new(files);
         let ((jobs, work), (finished, done)) = (unbounded(), unbounded());
+        let finished = Landing::new(finished)?;
         #[cfg(target_os = "linux")]
         if options.engine != ReadEngine::Threads {
             match super::ring::start(&files, options, work.clone(), finished.clone()) {

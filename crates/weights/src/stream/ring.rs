@@ -7,12 +7,12 @@ use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use flume::{Receiver, Sender};
+use flume::Receiver;
 use io_uring::{IoUring, opcode, types};
 
 use super::files::{Bytes, ReadFile};
 use super::layout::Run;
-use super::reader::{Done, Failure, Flight, Job, Next, ReadOptions};
+use super::reader::{Failure, Flight, Job, Landing, Next, ReadOptions};
 
 /// A read that is asked for or waits to be.
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ struct Ring {
     /// By user data of the ring.
     asked: Vec<Option<Read>>,
     under_way: usize,
-    done: Sender<Done>,
+    done: Landing,
 }
 
 /// Starts the thread; fails where the kernel has no io_uring for us.
@@ -39,7 +39,7 @@ pub(crate) fn start(
     files: &Arc<Vec<ReadFile>>,
     options: ReadOptions,
     jobs: Receiver<Job>,
-    done: Sender<Done>,
+    done: Landing,
 ) -> std::io::Result<()> {
     let depth = options.depth.clamp(1, 1024);
     let mut ring = Ring {
@@ -155,7 +155,7 @@ impl Ring {
         if flight.left > 0 {
             self.flights[read.flight] = Some(flight);
         } else {
-            _ = self.done.send(flight.land(&self.files));
+            self.done.take(flight, &self.files);
         }
     }
 }

@@ -6,11 +6,11 @@
 use std::fs::File;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flume::{Receiver, Sender, unbounded};
+use flume::{Receiver, unbounded};
 
 use super::files::{Bytes, ReadFile};
 use super::layout::Run;
-use super::reader::{Done, Failure, Flight, Job, Next, ReadOptions};
+use super::reader::{Failure, Flight, Job, Landing, Next, ReadOptions};
 
 /// A part of a record for one thread.
 struct Chunk {
@@ -28,7 +28,7 @@ pub(crate) fn start(
     files: &Arc<Vec<ReadFile>>,
     options: ReadOptions,
     jobs: Receiver<Job>,
-    done: Sender<Done>,
+    done: Landing,
 ) -> std::io::Result<()> {
     let (chunks, work) = unbounded::<Chunk>();
     for index in 0..options.depth.max(1) {
@@ -55,7 +55,7 @@ fn split(mut job: Job, most: usize) -> Vec<Chunk> {
 }
 
 impl Chunk {
-    fn fill(self, files: &[ReadFile], done: &Sender<Done>) {
+    fn fill(self, files: &[ReadFile], done: &Landing) {
         let failure = read(&files[self.run.file], self.run, self.slab).err();
         let mut flight = self.flight.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mut record) = flight.take() else { return };
@@ -64,7 +64,7 @@ impl Chunk {
         if record.left > 0 {
             *flight = Some(record);
         } else {
-            _ = done.send(record.land(files));
+            done.take(record, files);
         }
     }
 }

@@ -325,6 +325,12 @@ pub(crate) struct BenchFlags {
     /// Threads of the CPU, separated by commas, 1 to 1024 each [default: 1 and this machine's cores]
     #[arg(long, value_name = "N,…", value_delimiter = ',')]
     pub(crate) threads: Vec<usize>,
+    /// Experts of each layer in memory, separated by commas: auto, all, or numbers [default: auto]
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    pub(crate) slots: Vec<SlotsChoice>,
+    /// Memory that Flint may use, as 96G [default: what is free]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<MemorySize>,
     /// Rounds; the best of each figure counts, 1 to 100 [default: 3]
     #[arg(long, value_name = "N")]
     pub(crate) repeat: Option<usize>,

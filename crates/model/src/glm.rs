@@ -106,11 +106,6 @@ impl<B: Backend> Glm<B> {
         &self.backend
     }
 
-    /// What the bank of streamed experts is and did; `None` when all experts are on the device.
-    pub fn bank_report(&self) -> Option<&BankReport> {
-        self.bank.as_ref().map(Bank::report)
-    }
-
     /// [`LanguageModel::forward`] with somebody looking.
     pub fn forward_probed(&mut self, batch: &Batch, probe: &mut dyn Probe) -> Result<Logits> {
         self.append(batch, probe, |model, wanted| model.head.read(&mut model.backend, wanted))
@@ -308,6 +303,10 @@ impl<B: Backend> LanguageModel for Glm<B> {
 
     fn arithmetic_id(&self) -> &str {
         &self.arithmetic_id
+    }
+
+    fn bank_report(&self) -> Option<&BankReport> {
+        self.bank.as_ref().map(Bank::report)
     }
 
     fn open(&mut self) -> Result<SequenceId> {

@@ -3,6 +3,8 @@
 //! Two things happen to a sequence: [`LanguageModel::forward`] appends rows, [`LanguageModel::commit`] makes them part
 //! of it. There is no way back and none is needed: rows that were never committed leave no trace.
 
+use crate::bank::report::BankReport;
+
 /// What every call on a model returns.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -175,6 +177,11 @@ pub trait LanguageModel: Send {
 
     /// Names checkpoint and arithmetic: equal ids give equal bits. Also the API's `system_fingerprint`.
     fn arithmetic_id(&self) -> &str;
+
+    /// What the bank of streamed experts is and did; `None` when all experts are on the device.
+    fn bank_report(&self) -> Option<&BankReport> {
+        None
+    }
 
     /// Opens an empty sequence.
     fn open(&mut self) -> Result<SequenceId>;

@@ -4,6 +4,7 @@
 //! operations that they ask for, [`scan`] measures one operation alone, [`report`] writes all beside the machine's own rates, which are measured in the same run. Threads and sizes take turns, and the
 //! best round of each figure counts: on a shared machine the others' work only ever slows a round down.
 
+mod bank;
 mod measure;
 mod report;
 mod roof;
@@ -12,12 +13,13 @@ mod subject;
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flint_backend::Backend;
 use flint_cpu::Cpu;
 use flint_cpu::limits;
 use flint_cuda::Cuda;
+use flint_weights::stream::{ExpertStream, ReadOptions, STAGING, raw_rate};
 use flint_weights::{Checkpoint, LoadPlan};
 
 use crate::assemble;
@@ -38,8 +40,11 @@ pub(crate) fn run(flags: &BenchFlags, terminal: Terminal) -> Result<ExitCode> {
     let settings = BenchSettings::new(flags)?;
     let context = context(&settings);
     let most = settings.batches.iter().copied().max().unwrap_or(1);
-    let of_threads = |&threads: &usize| ModelSettings::bench(flags, threads, context, most);
-    let models: Vec<ModelSettings> = settings.threads.iter().map(of_threads).collect();
+    let of = |threads: usize| {
+        let of = move |&experts: &_| ModelSettings::bench(flags, (threads, experts), context, most);
+        settings.slots.iter().map(of).collect::<Vec<_>>()
+    };
+    let models: Vec<ModelSettings> = settings.threads.iter().flat_map(|threads| of(*threads)).collect();
     let Some(first) = models.first() else { return Ok(ExitCode::SUCCESS) };
     let mut checkpoint = Checkpoint::open(first.source.clone())?;
     if flags.draw_experts {
@@ -51,13 +56,13 @@ pub(crate) fn run(flags: &BenchFlags, terminal: Terminal) -> Result<ExitCode> {
     assemble::check_memory(&plan, first, terminal)?;
     let roof = Roof::new(&plan, checkpoint.config());
     let rows = chosen.rows(first);
-    let bench = Bench { checkpoint: &checkpoint, plan: &plan, settings: &settings, rows, terminal };
+    let bench = Bench { checkpoint: &checkpoint, settings: &settings, rows, terminal };
     let (arithmetic, runs) = match chosen {
         Chosen::Cpu { .. } => {
             let runs = models.iter().map(|model| bench.on_cpu(model)).collect::<Result<_>>()?;
             (assemble::arithmetic_name(first.cpu), runs)
         }
-        Chosen::Cuda(cuda) => (cuda.arithmetic(), vec![bench.on_device(first, *cuda)?]),
+        Chosen::Cuda(cuda) => (cuda.arithmetic(), vec![bench.on_device((first, &plan), *cuda)?]),
     };
     let report = Report::new(first, &checkpoint, &plan, &settings, &roof, (arithmetic, rows), runs);
     let text = if flags.json { report.json() } else { report.text() };
@@ -89,7 +94,6 @@ fn refuse_long(checkpoint: &Checkpoint, context: usize) -> Result<()> {
 /// What is measured.
 struct Bench<'a> {
     checkpoint: &'a Arc<Checkpoint>,
-    plan: &'a LoadPlan,
     settings: &'a BenchSettings,
     /// Rows of one forward.
     rows: usize,
@@ -97,20 +101,24 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Everything with one number of threads.
+    /// Everything with one number of threads and expert slots.
     fn on_cpu(&self, model: &ModelSettings) -> Result<Run> {
-        let place = counted(model.cpu.threads, "thread");
+        let (_, plan, _) = assemble::plan(self.checkpoint, model)?;
+        assemble::check_memory(&plan, model, self.terminal)?;
+        let slots =
+            plan.slots.map_or(String::new(), |plan| format!(", {} of {} experts", plan.slots, plan.experts));
+        let place = counted(model.cpu.threads, "thread") + &slots;
         self.terminal.note(Style::Dim, &format!("measuring with {place}"));
         let before = cpu_limits(&place, model)?;
         let mut cpu = Cpu::new(model.cpu)?;
         let scans = self.scans(&mut cpu)?;
-        let mut run = self.measure(model, cpu, (before, scans))?;
+        let mut run = self.measure((model, &plan), cpu, (before, scans))?;
         run.limits = run.limits.better(&cpu_limits(&place, model)?);
         Ok(run)
     }
 
     /// Everything on a CUDA device.
-    fn on_device(&self, model: &ModelSettings, mut cuda: Cuda) -> Result<Run> {
+    fn on_device(&self, model: (&ModelSettings, &LoadPlan), mut cuda: Cuda) -> Result<Run> {
         let place = cuda.info().name.clone();
         self.terminal.note(Style::Dim, &format!("measuring on {place}"));
         let limits = Limits::of_device(place, &cuda.measure_limits()?);
@@ -128,7 +136,7 @@ impl Bench<'_> {
     /// Loads the model and runs all rounds.
     fn measure<B: Backend>(
         &self,
-        model: &ModelSettings,
+        (model, plan): (&ModelSettings, &LoadPlan),
         backend: B,
         (limits, scans): (Limits, Vec<Scan>),
     ) -> Result<Run>
@@ -137,8 +145,10 @@ impl Bench<'_> {
     {
         let settings = self.settings;
         let began = Instant::now();
-        let sizes = (self.plan.request.context, self.rows);
-        let model = assemble::load((self.checkpoint, self.plan), model, backend, sizes, self.terminal)?;
+        let sizes = (plan.request.context, self.rows);
+        let raw_reads = plan.slots.map(|_| self.raw_reads()).transpose()?;
+        let began = raw_reads.map_or(began, |_| Instant::now());
+        let model = assemble::load((self.checkpoint, plan), model, backend, sizes, self.terminal)?;
         let load_seconds = began.elapsed().as_secs_f64();
         let mut feeder = Feeder::new(model, self.rows, settings.behind);
         let mut prefills: Vec<Option<Prefill>> = vec![None; settings.prompts.len()];
@@ -161,6 +171,9 @@ impl Bench<'_> {
         }
         let marked = if settings.profile { self.marks(&mut feeder)? } else { Vec::new() };
         Ok(Run {
+            resident_bytes: plan.resident_bytes(),
+            raw_reads,
+            bank: feeder.bank_report(),
             limits,
             scans,
             load_seconds,
@@ -173,6 +186,14 @@ impl Bench<'_> {
 }
 
 impl Bench<'_> {
+    /// What the disk gives to plain reads of experts.
+    fn raw_reads(&self) -> Result<f64> {
+        const TIME: Duration = Duration::from_millis(1500);
+        let options = ReadOptions::default();
+        let stream = ExpertStream::open(Arc::clone(self.checkpoint), options)?;
+        Ok(raw_rate(&stream, options, STAGING, TIME)?)
+    }
+
     /// One step of each figure between a profiler's marks.
     fn marks<M: Subject>(&self, feeder: &mut Feeder<M>) -> Result<Vec<Marked>> {
         let Self { settings, .. } = self;

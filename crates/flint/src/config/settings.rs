@@ -107,8 +107,13 @@ impl ModelSettings {
         })
     }
 
-    /// The settings of a bench at one number of threads.
-    pub(crate) fn bench(flags: &BenchFlags, threads: usize, context: usize, parallel: usize) -> Self {
+    /// The settings of a bench at one number of threads and expert slots.
+    pub(crate) fn bench(
+        flags: &BenchFlags,
+        (threads, experts): (usize, ExpertsWanted),
+        context: usize,
+        parallel: usize,
+    ) -> Self {
         let cpu = cpu_options(threads, flags.arithmetic.unwrap_or_default(), flags.level.unwrap_or_default());
         let (source, name) = place(flags.dir.as_deref());
         Self {
@@ -118,8 +123,8 @@ impl ModelSettings {
             cpu,
             cpu_arithmetic: true,
             code_cache: machine::cache_folder(),
-            memory: None,
-            experts: if flags.draw_experts { ExpertsWanted::All } else { ExpertsWanted::Auto },
+            memory: flags.memory.map(|size| size.0),
+            experts: if flags.draw_experts { ExpertsWanted::All } else { experts },
             context: Some(context),
             parallel,
             drafts: flags.block.iter().max().map_or(0, |rows| rows - 1),
@@ -271,6 +276,8 @@ pub(crate) struct BenchSettings {
     pub(crate) behind: usize,
     /// Threads.
     pub(crate) threads: Vec<usize>,
+    /// Which experts are in memory.
+    pub(crate) slots: Vec<ExpertsWanted>,
     /// Rounds.
     pub(crate) repeat: usize,
     /// Rows of scans alone.
@@ -297,6 +304,10 @@ impl BenchSettings {
             blocks: list("--block", &flags.block, &[], &(2..=64))?,
             behind: bounded("--behind", flags.behind.unwrap_or(32), &(1..=1 << 20))?,
             threads: list("--threads", &flags.threads, &[1, machine::cores()], &THREADS)?,
+            slots: match flags.slots.iter().map(|choice| choice.0).collect::<Vec<_>>() {
+                none if none.is_empty() => vec![ExpertsWanted::Auto],
+                slots => slots,
+            },
             repeat: bounded("--repeat", flags.repeat.unwrap_or(3), &(1..=100))?,
             scans: list("--scan", &flags.scan, &[], &(1..=1 << 20))?,
             profile: flags.profile,

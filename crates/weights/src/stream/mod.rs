@@ -6,6 +6,7 @@
 
 mod files;
 mod layout;
+mod raw;
 mod reader;
 #[cfg(target_os = "linux")]
 mod ring;
@@ -16,6 +17,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use raw::raw_rate;
 pub use reader::{ReadEngine, ReadOptions, VerifyRecords};
 pub use slab::Slab;
 

@@ -70,7 +70,7 @@ impl Chunk {
 }
 
 /// Reads a run, however many calls that takes.
-fn read(file: &ReadFile, mut run: Run, slab: *mut u8) -> Result<(), Failure> {
+pub(super) fn read(file: &ReadFile, mut run: Run, slab: *mut u8) -> Result<(), Failure> {
     loop {
         // SAFETY: the layout's runs lie in the slab (`Reader::start` checked its length), and this thread alone has
         // the run's bytes.

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use flint_model::bank::report::BankReport;
 use flint_model::{Batch, Logits, SequenceId, Span, Want};
 
 use super::subject::{Picks, Subject};
@@ -87,6 +88,11 @@ impl<M: Subject> Feeder<M> {
     /// Feeds `model` at most `rows` rows a forward, and decodes behind `behind` tokens.
     pub(super) fn new(model: M, rows: usize, behind: usize) -> Self {
         Self { model, rows, behind }
+    }
+
+    /// What the model's bank of experts did.
+    pub(super) fn bank_report(&self) -> Option<BankReport> {
+        self.model.bank_report().cloned()
     }
 
     /// Reads a prompt of `tokens` tokens; only the last row's logits are wanted.

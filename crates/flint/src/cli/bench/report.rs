@@ -2,9 +2,11 @@
 
 use std::fmt::Write as _;
 
+use flint_model::bank::report::BankReport;
 use flint_weights::{Checkpoint, LoadPlan};
 use serde_json::{Value, json};
 
+use super::bank;
 use super::measure::{Decode, Marked, Prefill, WINDOW};
 use super::roof::{Limits, Roof};
 use super::scan::Scan;
@@ -14,6 +16,11 @@ use crate::terminal::{bytes, counted};
 
 /// Everything at one place.
 pub(super) struct Run {
+    /// Weights in memory.
+    pub(super) resident_bytes: u64,
+    /// Bytes a second of plain reads of experts, where experts are streamed.
+    pub(super) raw_reads: Option<f64>,
+    pub(super) bank: Option<BankReport>,
     pub(super) limits: Limits,
     pub(super) scans: Vec<Scan>,
     /// From an open checkpoint to a model that answers.
@@ -100,13 +107,16 @@ impl<'a> Report<'a> {
         for (what, rate) in &limits.rates {
             write!(out, ", {what} {:.0} GFLOP/s", rate / 1e9)?;
         }
-        let loaded = self.plan.resident_bytes() as f64 / run.load_seconds / 1e9;
+        let loaded = run.resident_bytes as f64 / run.load_seconds / 1e9;
         writeln!(out, "; loaded in {:.1} s ({loaded:.1} GB/s)", run.load_seconds)?;
         if let Some(rate) = limits.upload_bytes_per_second {
             writeln!(out, "pinned host memory to the device: {:.1} GB/s", rate / 1e9)?;
         }
         for scan in &run.scans {
             write_scan(out, scan, limits)?;
+        }
+        if let (Some(bank), Some(raw)) = (&run.bank, run.raw_reads) {
+            bank::write(out, bank, raw)?;
         }
         let head = ["", "fed", "tok/s", "bytes/token", "of bytes", "of peak", "experts", "kernels"];
         let [name, fed, rate, size, reads, top, experts, kernels] = head;
@@ -213,6 +223,9 @@ impl<'a> Report<'a> {
             "limits": self.runs.iter().map(|run| limits_json(&run.limits)).collect::<Vec<_>>(),
             "scans": self.runs.iter().flat_map(scans_json).collect::<Vec<_>>(),
             "marked": self.runs.iter().flat_map(|run| marked_json(&run.marked)).collect::<Vec<_>>(),
+            "banks": self.runs.iter()
+                .filter_map(|run| Some(bank::json(run.bank.as_ref()?, run.raw_reads?)))
+                .collect::<Vec<_>>(),
             "runs": self.runs.iter().flat_map(|run| self.rows_json(run)).collect::<Vec<_>>(),
         });
         format!("{report:#}")

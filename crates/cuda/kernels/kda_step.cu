@@ -192,6 +192,7 @@ kda_step(float* out, u32 out_stride, float* qkv, u32 qkv_stride, float* decay, u
     __shared__ __align__(16) Raw raw;
     __shared__ __align__(16) Stage<DIM> stage;
     __shared__ __align__(16) float answers_room[STAGE][DIM];
+    grid_release();
     Layer layer = {out,        qkv,        decay,        beta,        u,        gate,
                    out_stride, qkv_stride, decay_stride, beta_stride, u_stride, gate_stride, heads};
     u32 head = blockIdx.x, warp = warp_index();
@@ -203,14 +204,16 @@ kda_step(float* out, u32 out_stride, float* qkv, u32 qkv_stride, float* decay, u
     float logarithm = a_log[head];
     KdaPart part = parts[blockIdx.y];
     u32 stands = part.logged + part.sure, tokens = stands + part.drafts;
-    if (tokens == 0) return;
-#pragma unroll
-    for (u32 j = 0; j < BACK; ++j)
-        channel.past[j] = channel.kind < 3 ? value_at(layer, part, channel.index, part.logged + j) : 0.0f;
+    // No launch of this step wrote the state or the window: they are asked for before the wait.
     Place place;
     float* state = part.state + (u64)head * DIM * DIM;
     Cells cells;
-    cells.load(state, place);
+    if (tokens > 0) cells.load(state, place);
+#pragma unroll
+    for (u32 j = 0; j < BACK; ++j)
+        channel.past[j] = channel.kind < 3 ? value_at(layer, part, channel.index, part.logged + j) : 0.0f;
+    grid_wait();
+    if (tokens == 0) return;
     channel.rate = exponential(logarithm);
     bool answers = (place.key_lane & 12) == 4;
     for (u32 first = 0; first < tokens; first += STAGE) {

@@ -12,8 +12,8 @@ use crate::kernels::Kernel;
 use crate::queue::{Args, Grid, Queue};
 use crate::{CudaBuffer, CudaMatrix};
 
-static HC_STEP: Kernel = Kernel::new("hc_step", "hyper_step.cu");
-static KDA_STEP: Kernel = Kernel::new("kda_step", "kda_step.cu");
+static HC_STEP: Kernel = Kernel::new("hc_step", "hyper_step.cu").early();
+static KDA_STEP: Kernel = Kernel::new("kda_step", "kda_step.cu").early();
 
 /// As in `kernels/hyper_step.cu`: streams, columns of a chain, columns of two, the widest row.
 const STREAMS: usize = 4;
@@ -142,7 +142,7 @@ pub(super) fn convolves(op: &KdaConv<CudaBuffer>) -> bool {
 }
 
 /// Whether rows overlap in memory, as far as their first and last elements say.
-fn in_one_row(a: &Rows<CudaBuffer>, b: &Rows<CudaBuffer>) -> bool {
+pub(super) fn in_one_row(a: &Rows<CudaBuffer>, b: &Rows<CudaBuffer>) -> bool {
     let reach = |rows: &Rows<CudaBuffer>| {
         let last = rows.first + rows.rows.saturating_sub(1) * rows.stride + rows.width;
         (rows.buffer.at(rows.first), rows.buffer.at(rows.first) + 4 * (last - rows.first) as u64)

@@ -104,6 +104,12 @@ pub trait Backend: Ops + Send + 'static {
         Element::F32
     }
 
+    /// Type to which products round affine weights whose scales and biases are bf16 ([`Precision::Full`] ones aside), once:
+    /// `Element::F32` where they multiply codes and fold scales, so that no weight is rounded. Part of the arithmetic.
+    fn affine_element(&self) -> Element {
+        Element::F32
+    }
+
     /// Element type in which latents and pooled keys are cached. Part of the arithmetic.
     fn cache_element(&self) -> Element;
 

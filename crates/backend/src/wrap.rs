@@ -68,6 +68,10 @@ impl<B: Backend> Backend for Recorder<B> {
         self.inner.product_element()
     }
 
+    fn affine_element(&self) -> Element {
+        self.inner.affine_element()
+    }
+
     fn cache_element(&self) -> Element {
         self.inner.cache_element()
     }
@@ -159,6 +163,10 @@ impl<B: Backend, F: FnMut(&mut B, OpOf<B>) -> Result<()> + Send + 'static> Backe
 
     fn product_element(&self) -> Element {
         self.inner.product_element()
+    }
+
+    fn affine_element(&self) -> Element {
+        self.inner.affine_element()
     }
 
     fn cache_element(&self) -> Element {

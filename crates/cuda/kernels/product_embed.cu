@@ -40,7 +40,7 @@ KERNEL product_embed_units(const Part *__restrict__ parts, u32 part_count, u32 i
         if (part.encoding == 0u) {
             value = bf16_to_f32((u16)code);
         } else {
-            u32 entry = (part.encoding & 16u) ? input / 32u : (input / 64u) >> part.share;
+            u32 entry = input / 32u >> part.share;
             u64 at = (u64)(output >> 4) * part.entries + entry;
             if (part.encoding == 1u) {
                 value = __fmul_rn(e4m3_to_f32(code), ((const float *)(part.scales + at * 64u))[g * 2u + second]);

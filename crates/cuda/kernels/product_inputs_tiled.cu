@@ -1,5 +1,5 @@
-// Rounds the inputs of a product of many rows for `product/warpgroup.cuh`, and sums each group of 64: units of 64 inputs, a
-// member's rows beside each other.
+// Rounds the inputs of a product of many rows for `product/warpgroup.cuh`: units of 64 inputs, a member's rows beside each
+// other.
 #include "product/tile_rows.cuh"
 
 // Word i of lane t of four neighbours becomes word t of lane i.
@@ -37,8 +37,8 @@ DEVICE uint4 round_eight(const float *row, u32 input, u32 inputs)
 
 // A warp takes eight rows of a tile and a run of units. Grid: eight rows of a tile × runs of units × tiles.
 extern "C" __global__ void __launch_bounds__(256)
-    product_inputs_tiled(const float *__restrict__ x, u32 inputs, u8 *__restrict__ rounded, float *__restrict__ sums_64,
-                         u32 virtual_rows, u32 units_a_warp, GROUP_PARAMETERS)
+    product_inputs_tiled(const float *__restrict__ x, u32 inputs, u8 *__restrict__ rounded, u32 virtual_rows,
+                         u32 units_a_warp, GROUP_PARAMETERS)
 {
     Groups groups = GROUPS_OF_PARAMETERS;
     TileGroup tile;
@@ -52,21 +52,15 @@ extern "C" __global__ void __launch_bounds__(256)
     u64 to = tile.virtual_row + place;
     u32 first = (blockIdx.y * (blockDim.x / 32u) + warp_index()) * units_a_warp;
     for (u32 unit = first; unit < min(first + units_a_warp, units); unit++) {
-        float whole[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         uint4 eight[2];
 #pragma unroll
         for (u32 half = 0; half < 2u; half++)
             eight[half] = round_eight(from, unit * 64u + half * 32u + t * 8u, inputs);
 #pragma unroll
         for (u32 half = 0; half < 2u; half++) {
-            sum_half(whole, eight[half]);
             // Pieces of a row as the tensor cores' swizzle wants them; a tile's first row is a multiple of eight.
             u32 piece = half * 4u + t ^ g;
             *(uint4 *)(rounded + (unit * (u64)virtual_rows + to) * 128u + piece * 16u) = transpose_four(eight[half]);
         }
-        // Lanes 0 to 3 have the sums of the eight rows, two each.
-        if (sums_64 && g == 0u)
-            *(float2 *)(sums_64 + (u64)unit * virtual_rows + tile.virtual_row + blockIdx.x * 8u + 2u * t) =
-                make_float2(whole[0], whole[1]);
     }
 }

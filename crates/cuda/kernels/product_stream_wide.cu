@@ -7,9 +7,9 @@
 template <int BITS> DEVICE void run_groups(Stream &s, const Part &part, u32 first, u32 last, const float *x, bool prepared)
 {
     if (part.encoding & 16u)
-        stream_part<AffineEncoding<BITS, 2, PAIRS_F32>>(s, part, first, last, x, prepared);
+        stream_part<WideEncoding<BITS, 2>>(s, part, first, last, x, prepared);
     else
-        stream_part<AffineEncoding<BITS, 1, PAIRS_F32>>(s, part, first, last, x, prepared);
+        stream_part<WideEncoding<BITS, 1>>(s, part, first, last, x, prepared);
 }
 
 DEVICE void run_part(Stream &s, const Part &part, u32 first, u32 last, const float *x, bool prepared)

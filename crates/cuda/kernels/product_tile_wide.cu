@@ -4,9 +4,9 @@
 template <int BITS> DEVICE void run_groups(const Tile &tile, const Part &part, u32 first_tile)
 {
     if (part.encoding & 16u)
-        multiply_tile<AffineEncoding<BITS, 2, PAIRS_F32>>(tile, part, first_tile);
+        multiply_tile<WideEncoding<BITS, 2>>(tile, part, first_tile);
     else
-        multiply_tile<AffineEncoding<BITS, 1, PAIRS_F32>>(tile, part, first_tile);
+        multiply_tile<WideEncoding<BITS, 1>>(tile, part, first_tile);
 }
 
 DEVICE void run_part(const Tile &tile, const Part &part, u32 first_tile)

@@ -90,10 +90,14 @@ impl Cuda {
 
 impl Backend for Cuda {
     fn arithmetic(&self) -> String {
-        "cuda-mma-1".into()
+        "cuda-mma-2".into()
     }
 
     fn product_element(&self) -> Element {
+        Element::Bf16
+    }
+
+    fn affine_element(&self) -> Element {
         Element::Bf16
     }
 

@@ -107,6 +107,14 @@ fn affine(bits: u8, group: usize, kind: PlainType, rows: usize, cols: usize, see
     Form::Affine { bits, group, kind, codes: HostBytes::from_vec(codes), scales, biases }
 }
 
+/// The bf16 number nearest to a normal `value`, the even one of two.
+fn round_to_bf16(value: f64) -> f64 {
+    let exponent = (value.to_bits() >> 52 & 0x7FF) as i32 - 1023;
+    // Numbers of eight significant bits.
+    let step = 2f64.powi(exponent - 7);
+    if value == 0.0 { value } else { (value / step).round_ties_even() * step }
+}
+
 /// What a product with a matrix is made of: for each weight its value and the sum of the magnitudes that a product
 /// may add up to form it (an affine weight may come as code and bias).
 pub(super) struct Weights {
@@ -115,14 +123,28 @@ pub(super) struct Weights {
     magnitudes: Vec<f64>,
     /// The part of each value that a scale multiplies.
     scaled: Vec<f64>,
+    /// The values as they are stored, where a product takes others.
+    stored: Option<Vec<f64>>,
 }
 
 impl Weights {
+    /// As they are stored.
     pub(super) fn new(parts: &[QuantMatrix]) -> Self {
+        Self::read(parts, false)
+    }
+
+    /// As a product takes them: affine ones whose scales are bf16 rounded to bf16, if `rounded`.
+    pub(super) fn read(parts: &[QuantMatrix], rounded: bool) -> Self {
         let cols = parts.first().map_or(0, |part| part.cols);
-        let mut all = Self { cols, values: Vec::new(), magnitudes: Vec::new(), scaled: Vec::new() };
+        let (values, magnitudes, scaled) = (Vec::new(), Vec::new(), Vec::new());
+        let mut all = Self { cols, values, magnitudes, scaled, stored: rounded.then(Vec::new) };
         for part in parts {
-            let values = part.decode_f64();
+            let mut values = part.decode_f64();
+            all.stored.iter_mut().for_each(|stored| stored.extend(&values));
+            let rounded = rounded && matches!(part.form, Form::Affine { kind: PlainType::Bf16, .. });
+            if rounded {
+                values.iter_mut().for_each(|value| *value = round_to_bf16(*value));
+            }
             let bias = |place: usize| match &part.form {
                 Form::Affine { group, kind, biases, .. } => {
                     let pair = place / cols * (cols / group) + place % cols / group;
@@ -133,7 +155,7 @@ impl Weights {
             for (place, value) in values.iter().enumerate() {
                 let bias = bias(place);
                 all.scaled.push(value - bias);
-                all.magnitudes.push((value - bias).abs() + bias.abs());
+                all.magnitudes.push(if rounded { value.abs() } else { (value - bias).abs() + bias.abs() });
             }
             all.values.extend(values);
         }
@@ -148,6 +170,11 @@ impl Weights {
     pub(super) fn value(&self, row: usize, col: usize, mutated: bool) -> f64 {
         let place = row * self.cols + col;
         if mutated { self.values[place] + 0.01 * self.scaled[place] } else { self.values[place] }
+    }
+
+    /// Weight (`row`, `col`) as it is stored, where a product takes another.
+    pub(super) fn stored(&self, row: usize, col: usize) -> Option<f64> {
+        self.stored.as_ref().map(|stored| stored[row * self.cols + col])
     }
 
     pub(super) fn magnitude(&self, row: usize, col: usize) -> f64 {

@@ -75,6 +75,11 @@ pub(super) fn check_exact<B: Backend>(
     let truths = |reading: usize, mutated: bool| -> Vec<Vec<Vec<Exact>>> {
         pool.iter().map(|row| case.exact(row, reading, mutated)).collect()
     };
+    let stored: Vec<_> = pool.iter().filter_map(|row| case.stored(row)).collect();
+    if let Some(difference) = (!stored.is_empty()).then(|| first_outside(&stored, found, 0)).flatten() {
+        session.inexact(&difference);
+        return;
+    }
     let mut outside = None;
     for reading in 0..case.readings() {
         let exact = truths(reading, false);

@@ -15,6 +15,11 @@ fn readings<B: Backend>(backend: &B, precision: Precision) -> usize {
     if precision == Precision::Product && backend.product_element() == Element::Bf16 { 2 } else { 1 }
 }
 
+/// Parts as a backend's products take them.
+fn read_weights<B: Backend>(backend: &B, parts: &[QuantMatrix], precision: Precision) -> Weights {
+    Weights::read(parts, precision == Precision::Product && backend.affine_element() == Element::Bf16)
+}
+
 /// Inputs as reading `reading` of a product takes them.
 fn read_inputs(words: &[u32], reading: usize) -> Vec<f64> {
     let read = |&word: &u32| {
@@ -33,6 +38,21 @@ fn product(weights: &Weights, x: &[f64], mutated: bool) -> Vec<Exact> {
             magnitude += weights.magnitude(row, col) * x.abs();
         }
         Exact::Near { value, slack: (depth(x.len()) + 8.0) * U * magnitude }
+    };
+    (0..weights.rows()).map(output).collect()
+}
+
+/// The product with the weights as they are stored, where a backend takes them rounded: within what rounding weights and inputs
+/// to bf16 may change.
+fn stored_product(weights: &Weights, x: &[f64]) -> Option<Vec<Exact>> {
+    let output = |row: usize| {
+        let (mut value, mut magnitude) = (0.0, 0.0);
+        for (col, x) in x.iter().enumerate() {
+            let term = weights.stored(row, col)? * x;
+            value += term;
+            magnitude += term.abs();
+        }
+        Some(Exact::Near { value, slack: magnitude * 2.1 / 256.0 })
     };
     (0..weights.rows()).map(output).collect()
 }
@@ -65,7 +85,7 @@ impl<B: Backend> LinearCase<B> {
         Ok(Self {
             label: format!("{name}, {precision:?}"),
             matrix: backend.upload(parts, precision)?,
-            weights: Weights::new(parts),
+            weights: read_weights(backend, parts, precision),
             readings: readings(backend, precision),
             rounded: false,
         })
@@ -98,6 +118,10 @@ impl<B: Backend> RowCase<B> for LinearCase<B> {
 
     fn exact(&self, row: &RowWords, reading: usize, mutated: bool) -> Vec<Vec<Exact>> {
         vec![product(&self.weights, &read_inputs(&row[0], reading), mutated)]
+    }
+
+    fn stored(&self, row: &RowWords) -> Option<Vec<Vec<Exact>>> {
+        Some(vec![stored_product(&self.weights, &read_inputs(&row[0], 0))?])
     }
 }
 
@@ -182,6 +206,13 @@ impl<B: Backend> RowCase<B> for HeadCase<B> {
         let heads = self.heads.iter().zip(x.chunks(self.heads[0].cols));
         vec![heads.flat_map(|(head, x)| product(head, x, mutated)).collect()]
     }
+
+    fn stored(&self, row: &RowWords) -> Option<Vec<Vec<Exact>>> {
+        let x = read_inputs(&row[0], 0);
+        let heads = self.heads.iter().zip(x.chunks(self.heads[0].cols));
+        let outputs: Option<Vec<_>> = heads.map(|(head, x)| stored_product(head, x)).collect();
+        Some(vec![outputs?.concat()])
+    }
 }
 
 /// Laws of `head_linear`.
@@ -195,7 +226,7 @@ pub(crate) fn head_linear<B: Backend>(backend: &mut B, session: &mut Session) ->
             let case = HeadCase::<B> {
                 label: format!("{heads} heads of {encoding}, {rows} × {cols}"),
                 stack: backend.upload_stack(&members, Precision::Product)?,
-                heads: members.iter().map(|parts| Weights::new(parts)).collect(),
+                heads: members.iter().map(|parts| read_weights(backend, parts, Precision::Product)).collect(),
                 readings: readings(backend, Precision::Product),
             };
             check_rows(backend, session, &case, counts)
@@ -269,31 +300,44 @@ impl<B: Backend> RowCase<B> for ExpertCase<B> {
         };
         vec![row[1].iter().enumerate().flat_map(pair).collect()]
     }
+
+    fn stored(&self, row: &RowWords) -> Option<Vec<Vec<Exact>>> {
+        let x = read_inputs(&row[0], 0);
+        let cols = self.members[0].cols;
+        let pair = |(j, &expert): (usize, &u32)| {
+            let x = if self.paired { &x[j * cols..(j + 1) * cols] } else { &x[..] };
+            stored_product(&self.members[SLOTS[expert as usize] as usize], x)
+        };
+        let outputs: Option<Vec<_>> = row[1].iter().enumerate().map(pair).collect();
+        Some(vec![outputs?.concat()])
+    }
 }
 
 /// Laws of `expert_linear`.
 pub(crate) fn expert_linear<B: Backend>(backend: &mut B, session: &mut Session) -> Result<()> {
     let mut seed = Seed::new(13);
     let slots = upload_u32(backend, &SLOTS)?;
-    let mut check =
-        |encodings: &[Encoding], rows: usize, cols: usize, paired: bool, counts: &[usize]| -> Result<()> {
-            let part =
-                |encoding: &Encoding, seed: &mut Seed| encoding.matrix("test.experts", rows, cols, seed);
-            let members: Vec<Vec<QuantMatrix>> = (0..7)
-                .map(|_| encodings.iter().map(|encoding| part(encoding, &mut seed)).collect())
-                .collect();
-            let names: Vec<String> = encodings.iter().map(ToString::to_string).collect();
-            let kind = if paired { "an input for each pair" } else { "an input for each row" };
-            let case = ExpertCase::<B> {
-                label: format!("{}, {rows} × {cols}, {kind}", names.join(" + ")),
-                stack: backend.upload_stack(&members, Precision::Product)?,
-                slots: slots.clone(),
-                members: members.iter().map(|parts| Weights::new(parts)).collect(),
-                readings: readings(backend, Precision::Product),
-                paired,
-            };
-            check_rows(backend, session, &case, counts)
+    let mut check = |encodings: &[Encoding],
+                     rows: usize,
+                     cols: usize,
+                     paired: bool,
+                     counts: &[usize]|
+     -> Result<()> {
+        let part = |encoding: &Encoding, seed: &mut Seed| encoding.matrix("test.experts", rows, cols, seed);
+        let members: Vec<Vec<QuantMatrix>> =
+            (0..7).map(|_| encodings.iter().map(|encoding| part(encoding, &mut seed)).collect()).collect();
+        let names: Vec<String> = encodings.iter().map(ToString::to_string).collect();
+        let kind = if paired { "an input for each pair" } else { "an input for each row" };
+        let case = ExpertCase::<B> {
+            label: format!("{}, {rows} × {cols}, {kind}", names.join(" + ")),
+            stack: backend.upload_stack(&members, Precision::Product)?,
+            slots: slots.clone(),
+            members: members.iter().map(|parts| read_weights(backend, parts, Precision::Product)).collect(),
+            readings: readings(backend, Precision::Product),
+            paired,
         };
+        check_rows(backend, session, &case, counts)
+    };
     for encoding in Encoding::all() {
         check(&[encoding], 7, 128, false, FEW_ROWS)?;
         check(&[encoding], 5, 128, true, FEW_ROWS)?;

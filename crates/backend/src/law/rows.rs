@@ -126,6 +126,11 @@ pub(super) trait RowCase<B: Backend> {
 
     /// The truth for each output port; `mutated` is a truth that is a little wrong, as a bad kernel would be.
     fn exact(&self, row: &RowWords, reading: usize, mutated: bool) -> Vec<Vec<Exact>>;
+
+    /// Looser bounds around what the stored numbers give, where [`exact`](Self::exact) takes them rounded as the backend says.
+    fn stored(&self, _row: &RowWords) -> Option<Vec<Vec<Exact>>> {
+        None
+    }
 }
 
 /// Checks a case at one row and at each of `counts`.

@@ -38,6 +38,17 @@ DEVICE u32 fma_pair(u32 a, u32 b, u32 c)
     return d;
 }
 
+// The lower or the upper half of a word, twice.
+DEVICE u32 both_low(u32 word)
+{
+    return __byte_perm(word, 0u, 0x1010);
+}
+
+DEVICE u32 both_high(u32 word)
+{
+    return __byte_perm(word, 0u, 0x3232);
+}
+
 // Waits for the other threads of one of the block's teams; `team` is 1 to 15, `threads` a multiple of 32.
 DEVICE void team_barrier(u32 team, u32 threads)
 {

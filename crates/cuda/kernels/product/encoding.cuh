@@ -1,4 +1,4 @@
-// Encodings of weights as the tensor cores take them, and the fold of a group's sum into an output's.
+// Encodings of weights as the tensor cores take them: scaled and rounded, or with a fold of a group's sum into an output's.
 //
 // A unit is 16 outputs by 64 inputs: WORDS words a lane, first those that come four at a time, then two, then one, lane
 // beside lane. An entry holds the scales of 16 outputs for the inputs that share them, lane g's beside lane g + 1's:
@@ -25,7 +25,7 @@ struct Part {
     u32 tiles;
     // Entries of a tile.
     u32 entries;
-    // Units that share an entry, as a shift.
+    // Half units that share an entry, as a shift: groups of 32 have none to share.
     u32 share;
 };
 
@@ -36,14 +36,22 @@ template <class Codes, u32 GROUPS, Scales SCALES> struct Encoding {
     typedef Codes Decoder;
     static constexpr u32 WORDS = Codes::WORDS;
     static constexpr u32 UNIT = WORDS * 128u;
-    // Groups of a unit whose sums start at zero; 0 when an output's products form one chain.
+    // Whether scale and bias go into the weights, rounded once to bf16.
+    static constexpr bool WEIGHED = SCALES == PAIRS_BF16;
+    // Groups of a unit whose sums start at zero and are folded; 0 when the products of a slice form one chain.
     static constexpr u32 FOLDS = GROUPS;
     static constexpr Scales KIND = SCALES;
     static constexpr u32 ENTRY = SCALES == NONE ? 0u : SCALES == PAIRS_F32 ? 128u : 64u;
-    static constexpr bool BIASED = SCALES == PAIRS_BF16 || SCALES == PAIRS_F32;
+    // Entries of a unit at most.
+    static constexpr u32 ENTRIES = SCALES == NONE ? 0u : WEIGHED || FOLDS == 2u ? 2u : 1u;
+    // Whether sums need those of the inputs.
+    static constexpr bool BIASED = SCALES == PAIRS_F32;
 };
 
-template <int BITS, u32 GROUPS, Scales SCALES> using AffineEncoding = Encoding<Affine<BITS>, GROUPS, SCALES>;
+typedef Encoding<PlainBf16, 0, NONE> Bf16Encoding;
+typedef Encoding<Fp8, 1, FACTORS_F32> Fp8Encoding;
+template <int BITS> using AffineEncoding = Encoding<Affine<BITS>, 0, PAIRS_BF16>;
+template <int BITS, u32 GROUPS> using WideEncoding = Encoding<Affine<BITS>, GROUPS, PAIRS_F32>;
 
 // Scales of a lane's two outputs for one group.
 struct Fold {
@@ -53,11 +61,7 @@ struct Fold {
 template <class E> DEVICE Fold read_fold(const u8 *entry, u32 g)
 {
     Fold fold = {};
-    if (E::KIND == PAIRS_BF16) {
-        uint2 four = *(const uint2 *)(entry + g * 8u);
-        fold.scale[0] = bf16_low(four.x), fold.scale[1] = bf16_high(four.x);
-        fold.bias[0] = bf16_low(four.y), fold.bias[1] = bf16_high(four.y);
-    } else if (E::KIND == PAIRS_F32) {
+    if (E::KIND == PAIRS_F32) {
         float4 four = *(const float4 *)(entry + g * 16u);
         fold.scale[0] = four.x, fold.scale[1] = four.y;
         fold.bias[0] = four.z, fold.bias[1] = four.w;
@@ -80,6 +84,25 @@ template <class E> DEVICE void fold_into(float (&acc)[4], const float (&partial)
         acc[1] = __fmaf_rn(fold.bias[0], sums.y, acc[1]);
         acc[2] = __fmaf_rn(fold.bias[1], sums.x, acc[2]);
         acc[3] = __fmaf_rn(fold.bias[1], sums.y, acc[3]);
+    }
+}
+
+// Codes of a half unit to its weights: scale · code + bias, rounded once. `entry` is the half's.
+DEVICE void weigh_half(u32 *pairs, const u8 *entry, u32 g)
+{
+    uint2 four = *(const uint2 *)(entry + g * 8u);
+    u32 scale[2] = {both_low(four.x), both_high(four.x)}, bias[2] = {both_low(four.y), both_high(four.y)};
+#pragma unroll
+    for (u32 i = 0; i < 8u; i++)
+        pairs[i] = fma_pair(pairs[i], scale[i & 1u], bias[i & 1u]);
+}
+
+// The same for a whole unit, from its halves' entries; nothing where sums are folded.
+template <class E> DEVICE void weigh_unit(u32 (&pairs)[16], const u8 *first, const u8 *second)
+{
+    if constexpr (E::WEIGHED) {
+        weigh_half(pairs, first, lane_index() >> 2);
+        weigh_half(pairs + 8, second, lane_index() >> 2);
     }
 }
 

@@ -23,7 +23,7 @@
 template <class E> struct Chunk {
     static constexpr u32 UNITS = E::WORDS <= 2u ? 8u : E::WORDS <= 4u ? 4u : E::WORDS <= 8u ? 2u : 1u;
     // Units whose products are interleaved.
-    static constexpr u32 UNROLLED = E::WORDS == 4u && E::FOLDS == 1u && E::ENTRY == 64u ? 2u : 1u;
+    static constexpr u32 UNROLLED = E::WORDS == 4u && E::WEIGHED ? 2u : 1u;
     // Where its scales begin.
     static constexpr u32 SCALES = UNITS * E::UNIT;
 };
@@ -110,10 +110,10 @@ template <class E> DEVICE void request(const Stream &s, const Source &source, co
     else
         copy_bytes<UNITS * E::UNIT>(stage, codes, units * E::UNIT);
     if constexpr (E::ENTRY != 0u) {
-        u32 first = (walk.unit * E::FOLDS) >> source.share;
-        u32 count = ((units * E::FOLDS - 1u) >> source.share) + 1u;
+        u32 first = 2u * walk.unit >> source.share;
+        u32 count = (2u * units - 1u >> source.share) + 1u;
         const u8 *scales = source.scales + (u64)(walk.tile * source.entries + first) * E::ENTRY;
-        copy_bytes<UNITS * E::FOLDS * E::ENTRY>(stage + Chunk<E>::SCALES, scales, count * E::ENTRY);
+        copy_bytes<UNITS * E::ENTRIES * E::ENTRY>(stage + Chunk<E>::SCALES, scales, count * E::ENTRY);
     }
 }
 
@@ -123,13 +123,15 @@ DEVICE uint4 read_inputs(const Stream &s, u32 half)
     return *(const uint4 *)(s.lane_x + half * s.lane_step);
 }
 
-// `x` is where this lane's inputs of the unit begin, `sums` its columns' sums of them.
+// `entries` are the two halves', `x` is where this lane's inputs of the unit begin, `sums` its columns' sums of them.
 template <class E>
-DEVICE void multiply_unit(const u8 *codes, const u8 *entries, const u8 *x, u32 step, const float *sums, float (&acc)[4])
+DEVICE void multiply_unit(const u8 *codes, const u8 *(&entries)[2], const u8 *x, u32 step, const float *sums,
+                          float (&acc)[4])
 {
     u32 words[E::WORDS], pairs[16];
     read_words<E::WORDS>(codes, lane_index(), words);
     E::Decoder::decode(words, pairs);
+    weigh_unit<E>(pairs, entries[0], entries[1]);
     float partial[4];
 #pragma unroll
     for (u32 half = 0; half < 2u; half++) {
@@ -143,17 +145,10 @@ DEVICE void multiply_unit(const u8 *codes, const u8 *entries, const u8 *x, u32 s
         else
             multiply_half(partial, pairs + 8u * half, inputs);
         if (E::FOLDS == 2u || half == 1u) {
-            u32 fold = E::FOLDS == 2u ? half : 0u;
-            float2 two = E::BIASED ? *(const float2 *)(sums + fold * 8u) : make_float2(0.0f, 0.0f);
-            fold_into<E>(acc, partial, read_fold<E>(entries + fold * E::ENTRY, lane_index() >> 2), two);
+            float2 two = E::BIASED ? *(const float2 *)(sums + (E::FOLDS == 2u ? half : 0u) * 8u) : make_float2(0.0f, 0.0f);
+            fold_into<E>(acc, partial, read_fold<E>(entries[half], lane_index() >> 2), two);
         }
     }
-}
-
-// Where entry `i` of a chunk lies. Groups of 32 share none.
-template <class E> DEVICE u32 entry_offset(u32 i, u32 share)
-{
-    return E::FOLDS == 2u ? i * 2u * E::ENTRY : (i >> share) * E::ENTRY;
 }
 
 template <class E>
@@ -162,7 +157,8 @@ DEVICE void multiply_units(const Stream &s, const u8 *stage, const Walk &walk, u
     const u8 *x = s.lane_x + 2u * walk.unit * s.lane_step;
     const float *sums = (E::FOLDS == 2u ? s.sums_32 + walk.unit * 16u : s.sums_64 + walk.unit * 8u) + 2u * (lane_index() & 3u);
     auto multiply = [&](u32 i) {
-        const u8 *entries = stage + Chunk<E>::SCALES + entry_offset<E>(i, share);
+        const u8 *scales = stage + Chunk<E>::SCALES;
+        const u8 *entries[2] = {scales + (2u * i >> share) * E::ENTRY, scales + (2u * i + 1u >> share) * E::ENTRY};
         multiply_unit<E>(stage + i * E::UNIT, entries, x, s.lane_step, sums + i * 8u * E::FOLDS, acc);
         x += 2u * s.lane_step;
     };

@@ -19,7 +19,7 @@ template <class E> struct Stage {
     static constexpr u32 SUMS = TILE_ROWS * 128u;
     static constexpr u32 CODES = SUMS + (E::BIASED ? E::FOLDS * TILE_ROWS * 4u : 0u);
     static constexpr u32 SCALES = CODES + 8u * E::UNIT;
-    static constexpr u32 UNIT_SCALES = (E::FOLDS == 2u ? 2u : 1u) * E::ENTRY;
+    static constexpr u32 UNIT_SCALES = E::ENTRIES * E::ENTRY;
     static constexpr u32 BYTES = SCALES + 8u * UNIT_SCALES;
 };
 
@@ -104,9 +104,9 @@ template <class E> DEVICE void request_unit(const Tile &tile, const Part &part, 
         constexpr u32 SCALE_PIECES = Stage<E>::UNIT_SCALES / 16u;
         if (thread < 8u * SCALE_PIECES) {
             u32 at = min(first_tile + thread / SCALE_PIECES, part.tiles - 1u);
-            u64 entry = (u64)at * part.entries + ((unit * E::FOLDS) >> part.share);
-            copy_async_16(stage + Stage<E>::SCALES + thread * 16u,
-                          part.scales + entry * E::ENTRY + thread % SCALE_PIECES * 16u);
+            u32 piece = thread % SCALE_PIECES, half = piece * 16u / E::ENTRY;
+            u64 entry = (u64)at * part.entries + (2u * unit + half >> part.share);
+            copy_async_16(stage + Stage<E>::SCALES + thread * 16u, part.scales + entry * E::ENTRY + piece * 16u % E::ENTRY);
         }
     }
 }
@@ -124,6 +124,7 @@ template <class E> DEVICE void multiply_stage(const u8 *stage, float (&acc)[2][8
         read_words<E::WORDS>(stage + Stage<E>::CODES + (first_tile + i) * E::UNIT, lane, words);
         E::Decoder::decode(words, pairs[i]);
         const u8 *entry = stage + Stage<E>::SCALES + (first_tile + i) * Stage<E>::UNIT_SCALES;
+        weigh_unit<E>(pairs[i], entry, entry + E::ENTRY);
         folds[i][0] = read_fold<E>(entry, g);
         folds[i][1] = E::FOLDS == 2u ? read_fold<E>(entry + E::ENTRY, g) : folds[i][0];
     }

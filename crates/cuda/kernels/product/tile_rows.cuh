@@ -19,7 +19,6 @@ struct TileRows {
 
 struct Tile {
     const u8 *rounded;
-    const float *sums_64;
     u32 virtual_rows, first_row, units;
     float *out;
     u64 out_stride;

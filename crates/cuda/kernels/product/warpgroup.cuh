@@ -12,13 +12,14 @@
 #define TOTALS (8u * TILE_THREADS * 16u)
 #define DEVICE_MEMBER __device__ __forceinline__
 
-// Bytes of a stage: inputs of two units, their sums, then the codes and scales of sixteen runs of outputs.
+// Bytes of a stage: inputs of two units, then the codes and scales of sixteen runs of outputs.
 template <class E> struct Stage {
     static constexpr u32 INPUTS = TILE_ROWS * 128u;
-    static constexpr u32 SUMS = 2u * INPUTS;
-    static constexpr u32 CODES = SUMS + 2u * TILE_ROWS * 4u;
+    static constexpr u32 CODES = 2u * INPUTS;
     static constexpr u32 SCALES = CODES + 2u * TILE_RUNS * E::UNIT;
-    static constexpr u32 BYTES = (SCALES + 2u * TILE_RUNS * E::ENTRY + 1023u) / 1024u * 1024u;
+    // Scales of a run's two units.
+    static constexpr u32 RUN_SCALES = 2u * E::ENTRIES * E::ENTRY;
+    static constexpr u32 BYTES = (SCALES + TILE_RUNS * RUN_SCALES + 1023u) / 1024u * 1024u;
     // Stages that fit; as in `product/warpgroup.rs`.
     static constexpr u32 COUNT = E::WORDS <= 5u ? 4u : E::WORDS <= 8u ? 3u : 2u;
     // How far ahead rows are asked for: with a stage to spare, so that warps need not keep step.
@@ -26,11 +27,13 @@ template <class E> struct Stage {
 };
 
 // A warp's weights of a unit of the stage.
-template <class E> DEVICE void decode_stage(const u8 *stage, u32 which, u32 (&pairs)[16])
+template <class E> DEVICE void decode_stage(const u8 *stage, u32 share, u32 which, u32 (&pairs)[16])
 {
     u32 words[E::WORDS];
     read_words<E::WORDS>(stage + Stage<E>::CODES + (warp_index() * 2u + which) * E::UNIT, lane_index(), words);
     E::Decoder::decode(words, pairs);
+    const u8 *entries = stage + Stage<E>::SCALES + warp_index() * Stage<E>::RUN_SCALES;
+    weigh_unit<E>(pairs, entries + (2u * which >> share) * E::ENTRY, entries + (2u * which + 1u >> share) * E::ENTRY);
 }
 
 // Starts the products of a unit: from zero, or onto what is there.
@@ -107,12 +110,10 @@ template <class E> DEVICE void request_rows(const Work &work, u32 pair)
     u32 stage = pair % Stage<E>::COUNT, units = min(2u, tile.units - pair * 2u), rows = (tile.rows->count + 7u) & ~7u;
     u64 *barrier = work.here + stage;
     u8 *to = tile.stages + stage * Stage<E>::BYTES;
-    arrive_with_bytes(barrier, units * rows * (E::BIASED ? 132u : 128u));
+    arrive_with_bytes(barrier, units * rows * 128u);
     for (u32 which = 0; which < units; which++) {
         u64 from = (u64)(pair * 2u + which) * tile.virtual_rows + tile.first_row;
         copy_bulk(to + which * Stage<E>::INPUTS, tile.rounded + from * 128u, rows * 128u, barrier);
-        if (E::BIASED)
-            copy_bulk(to + Stage<E>::SUMS + which * TILE_ROWS * 4u, tile.sums_64 + from, rows * 4u, barrier);
     }
 }
 
@@ -142,9 +143,10 @@ template <class E> DEVICE void request_codes(const Work &work, u32 pair)
         for (u32 i = 0; i < 2u * E::UNIT; i += 512u)
             if (i + lane * 16u < units * E::UNIT)
                 copy_async_16(to + i, codes + i);
-        if (E::ENTRY != 0u && lane * 16u < (work.part.share == 0u ? units : 1u) * E::ENTRY)
-            copy_async_16(stage + Stage<E>::SCALES + warp_index() * 2u * E::ENTRY + lane * 16u,
-                          work.scales + (u64)(pair * 2u >> work.part.share) * E::ENTRY + lane * 16u);
+        u32 entries = (2u * units - 1u >> work.part.share) + 1u;
+        if (E::ENTRY != 0u && lane * 16u < entries * E::ENTRY)
+            copy_async_16(stage + Stage<E>::SCALES + warp_index() * Stage<E>::RUN_SCALES + lane * 16u,
+                          work.scales + (u64)(pair * 4u >> work.part.share) * E::ENTRY + lane * 16u);
     }
     copy_async_commit();
 }
@@ -153,14 +155,11 @@ template <class E> DEVICE void request_codes(const Work &work, u32 pair)
 template <class E>
 DEVICE void fold_unit(const Work &work, const u8 *stage, u32 which, float (&acc)[8][4], const float (&sums)[8][4])
 {
-    u32 entry = warp_index() * 2u + (work.part.share == 0u ? which : 0u);
-    Fold by = read_fold<E>(stage + Stage<E>::SCALES + entry * E::ENTRY, lane_index() >> 2);
-    const float *inputs = (const float *)(stage + Stage<E>::SUMS) + which * TILE_ROWS + 2u * (lane_index() & 3u);
+    const u8 *entries = stage + Stage<E>::SCALES + warp_index() * Stage<E>::RUN_SCALES;
+    Fold by = read_fold<E>(entries + (2u * which >> work.part.share) * E::ENTRY, lane_index() >> 2);
 #pragma unroll
-    for (u32 n = 0; n < 8u; n++) {
-        float2 two = E::BIASED ? *(const float2 *)(inputs + n * 8u) : make_float2(0.0f, 0.0f);
-        fold_into<E>(acc[n], sums[n], by, two);
-    }
+    for (u32 n = 0; n < 8u; n++)
+        fold_into<E>(acc[n], sums[n], by, make_float2(0.0f, 0.0f));
 }
 
 // Multiplies a pair of units; `BOTH` unless the last has no second.
@@ -174,20 +173,14 @@ template <class E, bool BOTH> DEVICE void multiply_pair(const Work &work, u32 pa
     // The codes are here for all lanes.
     __syncwarp();
     await_barrier(work.here + stage, pair / Stage<E>::COUNT & 1u);
-    decode_stage<E>(place, 0u, even);
+    decode_stage<E>(place, work.part.share, 0u, even);
     start_unit(sums, even, rows, E::FOLDS == 0u && pair % (SLICE / 2u) != 0u);
-    // Narrow codes leave registers for the next unit's weights while this one's products run.
-    constexpr bool EARLY = BOTH && E::WORDS <= 4u;
-    if (EARLY)
-        decode_stage<E>(place, 1u, odd);
     refill_rows<E>(work, pair);
-    if (E::FOLDS != 0u) {
-        wait_products<0u>();
+    wait_products<0u>();
+    if (E::FOLDS != 0u)
         fold_unit<E>(work, place, 0u, acc, sums);
-    }
     if (BOTH) {
-        if (!EARLY)
-            decode_stage<E>(place, 1u, odd);
+        decode_stage<E>(place, work.part.share, 1u, odd);
         start_unit(sums, odd, rows + Stage<E>::INPUTS / 16u, E::FOLDS == 0u);
         wait_products<0u>();
         if (E::FOLDS != 0u)
@@ -233,8 +226,7 @@ template <class E> DEVICE void multiply_tile(Tile tile, const Part &part, u32 fi
 // A kernel's parameters; the same order in `product/tile.rs`.
 #define TILE_PARAMETERS                                                                                                \
     const Part *__restrict__ parts, u32 part_count, u32 inputs, const u8 *__restrict__ rounded,                        \
-        const float *__restrict__ sums_64, u32 virtual_rows,                                                           \
-        float *__restrict__ out, GROUP_PARAMETERS
+        u32 virtual_rows, float *__restrict__ out, GROUP_PARAMETERS
 
 // Grid: runs of 128 outputs of all parts by groups. Each kernel has its own encodings.
 #define GROUP_KERNEL(NAME, RUN)                                                                                        \
@@ -259,7 +251,7 @@ template <class E> DEVICE void multiply_tile(Tile tile, const Part &part, u32 fi
             return;                                                                                                    \
         __syncthreads();                                                                                               \
         Tile tile;                                                                                                     \
-        tile.rounded = rounded, tile.sums_64 = sums_64, tile.virtual_rows = virtual_rows;                              \
+        tile.rounded = rounded, tile.virtual_rows = virtual_rows;                                                      \
         tile.units = ceil_div(inputs, 64u), tile.out = out, tile.out_stride = out_stride;                              \
         tile.head_outputs = manner == PART_A_MEMBER ? tile_rows.member * outputs : 0u;                                 \
         tile.totals = (float4 *)shared;                                                                                \

@@ -4,8 +4,9 @@
 //! of few rows, `tile.rs` of many (`warpgroup.rs`
 //! where the device has warp groups), `rows.rs` those in fp32, `embed.rs` rows of a table.
 //!
-//! The order of every sum follows from inputs and encoding alone (`kernels/product/`): groups of 64 inputs (32 where the
-//! encoding's are) from zero on the tensor cores, folded in ascending order into slices of 512, added in ascending order.
+//! The order of every sum follows from inputs and encoding alone (`kernels/product/`): one chain of tensor-core products from
+//! zero for each slice of 512 inputs, slices added in ascending order. Where scales are fp32, each group's products start from
+//! zero and are folded into the slice's sum in ascending order.
 
 pub(crate) mod arrange;
 mod embed;

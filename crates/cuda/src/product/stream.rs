@@ -9,7 +9,6 @@ use crate::matrix::{Stack, Units};
 use crate::queue::{Args, Grid, Limits, Queue};
 
 static USUAL: Kernel = Kernel::new("product_stream", "product_stream.cu");
-static GROUPS_32: Kernel = Kernel::new("product_stream_32", "product_stream_32.cu");
 static WIDE: Kernel = Kernel::new("product_stream_wide", "product_stream_wide.cu");
 
 /// As in `kernels/product/stream.cuh`.
@@ -124,7 +123,6 @@ pub(crate) fn multiply(queue: &mut Queue, stack: &Stack, units: &Units, groups: 
         .address(groups.out.address);
     let kernel = match units.family {
         Family::Usual => &USUAL,
-        Family::Groups32 => &GROUPS_32,
         Family::Wide => &WIDE,
     };
     let grid = Grid {

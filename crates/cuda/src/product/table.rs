@@ -46,10 +46,8 @@ pub(crate) struct RowPart {
 /// Kernels exist in families, so that each is compiled for few encodings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
-    /// bf16, FP8, and affine in groups of 64 or 128 with bf16 scales.
+    /// bf16, FP8, and affine with bf16 scales.
     Usual,
-    /// Affine in groups of 32 with bf16 scales.
-    Groups32,
     /// Affine with fp32 scales (fp16 ones are widened).
     Wide,
 }
@@ -92,7 +90,6 @@ impl Encoding {
     pub(crate) fn family(self) -> Family {
         match self {
             Self::Affine { wide: true, .. } => Family::Wide,
-            Self::Affine { group: 32, .. } => Family::Groups32,
             _ => Family::Usual,
         }
     }
@@ -120,11 +117,12 @@ impl Encoding {
         }
     }
 
-    /// Units that share an entry, as a shift.
+    /// Half units that share an entry, as a shift.
     pub(crate) fn share(self) -> usize {
         match self {
-            Self::Fp8 | Self::Affine { group: 128, .. } => 1,
-            _ => 0,
+            Self::Fp8 | Self::Affine { group: 128, .. } => 2,
+            Self::Affine { group: 32, .. } => 0,
+            _ => 1,
         }
     }
 
@@ -132,17 +130,25 @@ impl Encoding {
     pub(crate) fn entries(self, units: usize) -> usize {
         match self {
             Self::Bf16 => 0,
-            Self::Affine { group: 32, .. } => units * 2,
-            _ => units.div_ceil(1 << self.share()),
+            _ => (2 * units).div_ceil(1 << self.share()),
         }
     }
 
     /// Inputs whose sums the biases need: 0, 32 or 64.
     pub(crate) fn summed(self) -> usize {
         match self {
-            Self::Affine { group: 32, .. } => 32,
-            Self::Affine { .. } => 64,
+            Self::Affine { group: 32, wide: true, .. } => 32,
+            Self::Affine { wide: true, .. } => 64,
             _ => 0,
+        }
+    }
+
+    /// Entries that `kernels/product/tile.cuh` keeps of a unit.
+    pub(crate) fn unit_entries(self) -> usize {
+        match self {
+            Self::Bf16 => 0,
+            Self::Affine { wide: false, .. } | Self::Affine { group: 32, .. } => 2,
+            _ => 1,
         }
     }
 

@@ -10,7 +10,6 @@ use crate::queue::{Args, Grid, Queue};
 
 static INPUTS: Kernel = Kernel::new("product_inputs", "product_inputs.cu");
 static USUAL: Kernel = Kernel::new("product_tile", "product_tile.cu");
-static GROUPS_32: Kernel = Kernel::new("product_tile_32", "product_tile_32.cu");
 static WIDE: Kernel = Kernel::new("product_tile_wide", "product_tile_wide.cu");
 
 /// As in `kernels/product/tile.cuh`.
@@ -46,12 +45,12 @@ struct Rounded {
 
 /// Bytes of a stage: `Stage` of `kernels/product/tile.cuh`.
 fn stage_bytes(encoding: Encoding) -> usize {
-    let (sums, entries) = match encoding.summed() {
-        32 => (2 * TILE_ROWS * 4, 2),
-        64 => (TILE_ROWS * 4, 1),
-        _ => (0, 1),
+    let sums = match encoding.summed() {
+        32 => 2 * TILE_ROWS * 4,
+        64 => TILE_ROWS * 4,
+        _ => 0,
     };
-    TILE_ROWS * 128 + sums + RUNS * (encoding.unit_bytes() + entries * encoding.entry_bytes())
+    TILE_ROWS * 128 + sums + RUNS * (encoding.unit_bytes() + encoding.unit_entries() * encoding.entry_bytes())
 }
 
 /// Queues the products of all parts in units.
@@ -81,7 +80,6 @@ pub(crate) fn multiply(queue: &mut Queue, stack: &Stack, groups: &Groups) -> Res
             .address(groups.out.address);
         let kernel = match units.family {
             Family::Usual => &USUAL,
-            Family::Groups32 => &GROUPS_32,
             Family::Wide => &WIDE,
         };
         queue.launch(kernel, grid, groups.args(args, TILE_ROWS, sorted))?;

@@ -31,22 +31,14 @@ pub(crate) fn takes(queue: &Queue, stack: &Stack) -> bool {
 
 /// Bytes of all stages: `Stage` of `kernels/product/warpgroup.cuh`.
 fn stages_bytes(encoding: Encoding) -> usize {
-    let rows = 2 * TILE_ROWS * (128 + 4);
-    let stage = rows + 2 * TILE_RUNS * (encoding.unit_bytes() + encoding.entry_bytes());
+    let run = encoding.unit_bytes() + encoding.unit_entries() * encoding.entry_bytes();
+    let stage = 2 * TILE_ROWS * 128 + 2 * TILE_RUNS * run;
     let count = match encoding.bits() {
         0..=5 => 4,
         6..=8 => 3,
         _ => 2,
     };
     count * stage.next_multiple_of(1024)
-}
-
-/// Rounded inputs: their device address, that of the sums of each group of 64, and rows.
-#[derive(Clone, Copy)]
-struct Rounded {
-    numbers: u64,
-    sums: u64,
-    rows: usize,
 }
 
 /// Queues the products of all parts in units.
@@ -62,9 +54,7 @@ pub(crate) fn multiply(queue: &mut Queue, stack: &Stack, groups: &Groups) -> Res
         Manner::Picked => groups.pairs().next_multiple_of(8) + 8 * groups.members,
         Manner::RowsOfOne | Manner::PartAMember => groups.rows.next_multiple_of(8) * groups.members,
     };
-    let numbers = units * rows * 128;
-    let address = queue.scratch("rounded inputs", numbers + units * rows * 4)?;
-    let rounded = Rounded { numbers: address, sums: address + numbers as u64, rows };
+    let rounded = queue.scratch("rounded inputs", units * rows * 128)?;
     let tiles = groups.most(TILE_ROWS);
     let warps = units.div_ceil(ROUNDED_UNITS).min(8);
     let grid = Grid {
@@ -72,13 +62,8 @@ pub(crate) fn multiply(queue: &mut Queue, stack: &Stack, groups: &Groups) -> Res
         threads: warps as u32 * 32,
         shared: 0,
     };
-    let args = Args::new()
-        .address(groups.x.address)
-        .u32(stack.inputs)
-        .address(rounded.numbers)
-        .address(rounded.sums)
-        .u32(rounded.rows)
-        .u32(ROUNDED_UNITS);
+    let args =
+        Args::new().address(groups.x.address).u32(stack.inputs).address(rounded).u32(rows).u32(ROUNDED_UNITS);
     queue.launch(&INPUTS, grid, groups.args(args, TILE_ROWS, sorted))?;
     for part in &stack.units {
         let runs: usize = part.parts.iter().map(|(_, part)| (part.tiles as usize).div_ceil(TILE_RUNS)).sum();
@@ -93,9 +78,8 @@ pub(crate) fn multiply(queue: &mut Queue, stack: &Stack, groups: &Groups) -> Res
             .address(part.table)
             .u32(part.parts.len())
             .u32(stack.inputs)
-            .address(rounded.numbers)
-            .address(rounded.sums)
-            .u32(rounded.rows)
+            .address(rounded)
+            .u32(rows)
             .address(groups.out.address);
         queue.launch(&PRODUCT, grid, groups.args(args, TILE_ROWS, sorted))?;
     }

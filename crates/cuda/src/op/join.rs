@@ -67,7 +67,7 @@ fn follows(held: &[Joinable], op: &Joinable) -> bool {
         ([], J::HcPre(op)) => step::enters(op),
         ([], J::KdaConv(op)) => step::convolves(op),
         ([], J::RmsNorm(op)) => enter::begins(op),
-        ([], J::Linear(op)) => router::multiplies(op),
+        ([], J::Linear(op)) => router::multiplies(op) || step::makes_heads(op),
         ([], J::SwiGlu(_)) => true,
         ([J::Combine(last)], J::HcPost(op)) => {
             step::mixes(op) && same(&last.out, &op.y) && step::apart(last, op)
@@ -76,16 +76,28 @@ fn follows(held: &[Joinable], op: &Joinable) -> bool {
             step::enters(op) && same(&last.streams, &op.streams) && step::collapses_apart(held, op)
         }
         ([.., J::HcPre(last)], J::RmsNorm(op)) => same(&last.collapsed, &op.x) && same(&op.x, &op.out),
-        ([.., J::KdaConv(last)], J::KdaPrepare(op)) => {
-            same(&last.out, &op.qkv) && op.head_dim == step::HEAD_DIM
+        ([J::Linear(f)], J::Linear(op)) => step::makes_both(f, op),
+        ([J::Linear(f), J::Linear(gate)], J::KdaConv(op)) => {
+            step::convolves(op) && op.out.rows == f.out.rows && step::multiplies_apart(&[f, gate], &op.out)
         }
-        ([J::KdaConv(first), J::KdaPrepare(last)], J::KdaScan(op)) => {
+        ([J::Linear(f), _, J::KdaConv(last)], J::KdaPrepare(op)) => {
+            let made = same(&f.out, &op.decay);
+            made && same(&last.out, &op.qkv) && op.head_dim == step::HEAD_DIM
+        }
+        ([J::KdaConv(last)], J::KdaPrepare(op)) => same(&last.out, &op.qkv) && op.head_dim == step::HEAD_DIM,
+        ([.., J::KdaConv(first), J::KdaPrepare(last)], J::KdaScan(op)) => {
             let same_rows =
                 same(&last.qkv, &op.qkv) && same(&last.decay, &op.decay) && same(&last.beta, &op.beta);
             same_rows && step::same_spans(&first.spans, &op.spans) && op.head_dim == step::HEAD_DIM
         }
-        ([.., J::KdaScan(last)], J::GatedNorm(op)) => {
-            same(&last.out, &op.o) && same(&op.o, &op.out) && op.head_dim == step::HEAD_DIM
+        ([before @ .., J::KdaScan(last)], J::GatedNorm(op)) => {
+            let made = match before {
+                [J::Linear(f), J::Linear(gate), ..] => {
+                    same(&gate.out, &op.gate) && step::multiplies_apart(&[f, gate], &op.out)
+                }
+                _ => true,
+            };
+            made && same(&last.out, &op.o) && same(&op.o, &op.out) && op.head_dim == step::HEAD_DIM
         }
         ([J::RmsNorm(low)], J::RmsNorm(op)) => enter::norms_latents(low, op),
         ([J::RmsNorm(low), J::RmsNorm(latents)], J::LayerNorm(op)) => enter::norms_keys(low, latents, op),
@@ -133,8 +145,16 @@ fn run(queue: &mut Queue, held: &[Joinable]) -> Result<()> {
         [J::HcPost(post), J::HcPre(pre)] => step::between(queue, None, Some(post), pre, None),
         [J::HcPre(pre), J::RmsNorm(norm)] => step::between(queue, None, None, pre, Some(norm)),
         [J::KdaConv(conv), J::KdaPrepare(prepare), J::KdaScan(scan), J::GatedNorm(norm)] => {
-            step::kda(queue, conv, prepare, scan, norm)
+            step::kda(queue, None, conv, prepare, scan, norm)
         }
+        [
+            J::Linear(f),
+            J::Linear(gate),
+            J::KdaConv(conv),
+            J::KdaPrepare(prepare),
+            J::KdaScan(scan),
+            J::GatedNorm(norm),
+        ] => step::kda(queue, Some((f, gate)), conv, prepare, scan, norm),
         [J::RmsNorm(low), J::RmsNorm(latents), J::LayerNorm(keys), J::DsaAppend(append)] => {
             enter::enter(queue, low, latents, Some(keys), append)
         }

@@ -10,9 +10,9 @@ use crate::buffer::RowsF32;
 use crate::kernels::Kernel;
 use crate::queue::{Args, Grid, Queue};
 
-static SCORE_POOLS: Kernel = Kernel::new("score_pools", "select.cu");
+static SCORE_POOLS: Kernel = Kernel::new("score_pools", "select.cu").early();
 static SCORE_POOLS_WARPGROUP: Kernel = Kernel::new("score_pools_warpgroup", "select_warpgroup.cu");
-static PICK_POOLS: Kernel = Kernel::new("pick_pools", "select.cu");
+static PICK_POOLS: Kernel = Kernel::new("pick_pools", "select.cu").early();
 
 /// Pools of a block that scores.
 const BLOCK_POOLS: usize = 256;

@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a check that cannot run has failed
 
 mod checks;
+mod joined;
 mod supervise;
 
 use std::any::Any;

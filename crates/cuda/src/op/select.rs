@@ -26,7 +26,7 @@ const WARPGROUP_KEY: usize = 128;
 const WARPGROUP_LEAST_ROWS: usize = 64;
 const WARPGROUP_POOLS: usize = 128;
 const WARPGROUP_ROWS: usize = 64;
-const WARPGROUP_ROOM: u32 = 2 * 3 * 32 * 128 * 2;
+const WARPGROUP_ROOM: u32 = 2 * 3 * 32 * 128 * 2 + 2 * 64 * 4;
 /// Scores that stand in memory at once: 64 MB.
 const SCORES: usize = 1 << 24;
 

@@ -1,5 +1,6 @@
 // Rounds the inputs of a product of many rows for `product/warpgroup.cuh`: units of 64 inputs, a member's rows beside each
 // other.
+#include "common/bf16.cuh"
 #include "product/tile_rows.cuh"
 
 // Word i of lane t of four neighbours becomes word t of lane i.

@@ -1,43 +1,137 @@
-// Products of many rows by warp groups (sm_90a): tiles of 256 outputs by 64 rows, the same sums as `product/stream.cuh`.
+// Products of many rows by warp groups (sm_90a): tiles of 128 outputs by 128 rows, the same sums as `product/stream.cuh`.
 //
-// Four warp groups of 64 outputs: a warp copies and decodes the units of its 16 outputs, the tensor cores read the rows from
-// shared memory, where the first warp copies them. All copies run stages of two units ahead.
+// A block walks over tiles. One warp copies rows, codes and scales into a ring of stages of two units. Two warp groups of 64
+// outputs take them: a warp decodes the units of its 16 outputs into registers while the tensor cores, which read the rows
+// from shared memory, multiply the unit before.
 #pragma once
 #include "common/warpgroup.cuh"
+#include "product/encoding.cuh"
 #include "product/tile_rows.cuh"
 
-#define TILE_THREADS (TILE_RUNS * WARP)
-#define MOST_STAGES 4u
-// Bytes of the totals of a tile with folds, before its stages.
-#define TOTALS (8u * TILE_THREADS * 16u)
-#define DEVICE_MEMBER __device__ __forceinline__
+// Runs of 16 outputs of a tile: a warp's each.
+#define TILE_RUNS 8u
+#define CONSUMERS (TILE_RUNS * WARP)
+// A third warp group, of which one warp copies: registers are dealt out by groups.
+#define TILE_THREADS (CONSUMERS + 4u * WARP)
+#define COPY_REGISTERS 56u
+#define TILE_REGISTERS 224u
+#define MOST_STAGES 6u
+// Pairs of units of a slice: 512 inputs, as in `product/stream.cuh`.
+#define SLICE_PAIRS 4u
+// Bytes of a stage: the rows' inputs of two units, then each run's codes of both, then each run's entries.
+#define ROW_BYTES (TILE_ROWS * 128u)
+#define STAGE_CODES (2u * ROW_BYTES)
+#define RUN_SCALES 256u
+// Bytes of the slices' totals of a tile with folds, before the stages.
+#define TOTALS (64u * CONSUMERS * 4u)
+// Row tiles that are walked side by side, so that their inputs stay in the second-level cache.
+#define SIDE_BY_SIDE 16u
 
-// Bytes of a stage: inputs of two units, then the codes and scales of sixteen runs of outputs.
-template <class E> struct Stage {
-    static constexpr u32 INPUTS = TILE_ROWS * 128u;
-    static constexpr u32 CODES = 2u * INPUTS;
-    static constexpr u32 SCALES = CODES + 2u * TILE_RUNS * E::UNIT;
-    // Scales of a run's two units.
-    static constexpr u32 RUN_SCALES = 2u * E::ENTRIES * E::ENTRY;
-    static constexpr u32 BYTES = (SCALES + TILE_RUNS * RUN_SCALES + 1023u) / 1024u * 1024u;
-    // Stages that fit; as in `product/warpgroup.rs`.
-    static constexpr u32 COUNT = E::WORDS <= 5u ? 4u : E::WORDS <= 8u ? 3u : 2u;
-    // How far ahead rows are asked for: with a stage to spare, so that warps need not keep step.
-    static constexpr u32 AHEAD = COUNT > 2u ? COUNT - 2u : 1u;
+// What a block multiplies; the same for all its tiles.
+struct Product {
+    const u8 *rounded;
+    u32 virtual_rows, units, pairs;
+    float *out;
+    u8 *stages;
+    float4 *totals;
 };
+
+// One tile: rows of a group, and up to TILE_RUNS runs of a part from `first_run` on.
+struct Tile {
+    TileGroup rows;
+    Part part;
+    u32 first_run;
+};
+
+// The stages, in turn. `here`: a stage's copies are here; `free`: all warps are done with it.
+struct Ring {
+    u64 *here, *free;
+    u32 stages, stage_bytes, stage, turn;
+};
+
+DEVICE void next_stage(Ring &ring)
+{
+    ring.stage = ring.stage + 1u == ring.stages ? 0u : ring.stage + 1u;
+    ring.turn ^= ring.stage == 0u;
+}
+
+// The tile number `item` of the block's launch: runs of all parts by groups. False behind the last.
+DEVICE bool find_tile(const Groups &groups, const Part *parts, u32 part_count, u32 runs, u64 item, Tile &to)
+{
+    u32 group, run;
+    if (groups.manner <= PART_A_MEMBER) {
+        u32 all = ceil_div(groups.rows, TILE_ROWS) * groups.members;
+        u32 first = (u32)(item / (SIDE_BY_SIDE * runs)) * SIDE_BY_SIDE;
+        if (first >= all)
+            return false;
+        u32 width = min(SIDE_BY_SIDE, all - first), rest = (u32)(item - (u64)first * runs);
+        run = rest / width, group = first + rest % width;
+        if (run >= runs)
+            return false;
+    } else {
+        group = (u32)(item / runs), run = (u32)(item % runs);
+    }
+    if (!find_group(groups, group, to.rows))
+        return false;
+    u32 p = 0;
+    for (; p + 1u < part_count; p++) {
+        u32 of_part = ceil_div(parts[p].tiles, TILE_RUNS);
+        if (run < of_part)
+            break;
+        run -= of_part;
+    }
+    to.part = parts[p];
+    to.part.codes += to.rows.member * to.part.code_stride;
+    to.part.scales += to.rows.member * to.part.scale_stride;
+    to.first_run = run * TILE_RUNS;
+    return true;
+}
+
+// Copies a tile's pairs of units: one warp. Lanes 0 and 1 take the rows of a unit, eight lanes the runs' codes, eight more
+// their scales. All go past the threads, since the tensor cores read past the threads.
+DEVICE void produce_tile(const Product &product, const Tile &tile, Ring &ring)
+{
+    u32 lane = lane_index(), bits = tile.part.encoding & 15u, run = lane & 7u;
+    u32 unit_bytes = (bits == 0u ? 16u : bits == 1u ? 8u : bits) * 128u, entry_bytes = bits == 0u ? 0u : 64u;
+    u32 here = min(TILE_RUNS, tile.part.tiles - tile.first_run), rows = ((tile.rows.count + 7u) & ~7u) * 128u;
+    u32 at = tile.first_run + run;
+    const u8 *codes = tile.part.codes + (u64)at * product.units * unit_bytes;
+    const u8 *scales = tile.part.scales + (u64)at * tile.part.entries * entry_bytes;
+    for (u32 pair = 0; pair < product.pairs; pair++) {
+        u32 units = min(2u, product.units - 2u * pair);
+        u32 entries = entry_bytes * ((2u * units - 1u >> tile.part.share) + 1u);
+        u8 *stage = product.stages + ring.stage * ring.stage_bytes;
+        u64 *barrier = ring.here + ring.stage;
+        await_barrier(ring.free + ring.stage, ring.turn ^ 1u);
+        if (lane == 0u)
+            arrive_with_bytes(barrier, units * rows + here * (units * unit_bytes + entries));
+        __syncwarp();
+        if (lane < units) {
+            u64 first = (u64)(2u * pair + lane) * product.virtual_rows + tile.rows.virtual_row;
+            copy_bulk(stage + lane * ROW_BYTES, product.rounded + first * 128u, rows, barrier);
+        } else if (lane >= 8u && lane < 8u + here) {
+            copy_bulk(stage + STAGE_CODES + run * 2u * unit_bytes, codes + (u64)pair * 2u * unit_bytes, units * unit_bytes,
+                      barrier);
+        } else if (lane >= 16u && lane < 16u + here && entry_bytes != 0u) {
+            copy_bulk(stage + STAGE_CODES + TILE_RUNS * 2u * unit_bytes + run * RUN_SCALES,
+                      scales + (u64)(4u * pair >> tile.part.share) * entry_bytes, entries, barrier);
+        }
+        next_stage(ring);
+    }
+}
 
 // A warp's weights of a unit of the stage.
 template <class E> DEVICE void decode_stage(const u8 *stage, u32 share, u32 which, u32 (&pairs)[16])
 {
     u32 words[E::WORDS];
-    read_words<E::WORDS>(stage + Stage<E>::CODES + (warp_index() * 2u + which) * E::UNIT, lane_index(), words);
+    read_words<E::WORDS>(stage + STAGE_CODES + (warp_index() * 2u + which) * E::UNIT, lane_index(), words);
     E::Decoder::decode(words, pairs);
-    const u8 *entries = stage + Stage<E>::SCALES + warp_index() * Stage<E>::RUN_SCALES;
+    const u8 *entries = stage + STAGE_CODES + TILE_RUNS * 2u * E::UNIT + warp_index() * RUN_SCALES;
     weigh_unit<E>(pairs, entries + (2u * which >> share) * E::ENTRY, entries + (2u * which + 1u >> share) * E::ENTRY);
 }
 
 // Starts the products of a unit: from zero, or onto what is there.
-DEVICE void start_unit(float (&sums)[8][4], const u32 (&pairs)[16], u64 rows, u32 keep)
+template <u32 COLUMNS> DEVICE void start_unit(float (&sums)[COLUMNS][4], const u32 (&pairs)[16], u64 rows, u32 keep)
 {
     before_products();
     multiply_async(sums, pairs, rows, keep);
@@ -47,13 +141,89 @@ DEVICE void start_unit(float (&sums)[8][4], const u32 (&pairs)[16], u64 rows, u3
     end_products();
 }
 
-// Adds a slice's sums to the totals, which each thread keeps in places of its own; after the last they are in `acc`.
-DEVICE void end_slice(float4 *totals, bool first, bool last, float (&acc)[8][4])
+template <u32 COLUMNS> DEVICE void add_slice(float (&total)[COLUMNS][4], const float (&sums)[COLUMNS][4])
 {
 #pragma unroll
-    for (u32 i = 0; i < 8u; i++) {
+    for (u32 i = 0; i < 4u * COLUMNS; i++)
+        total[i / 4u][i % 4u] = __fadd_rn(total[i / 4u][i % 4u], sums[i / 4u][i % 4u]);
+}
+
+template <u32 COLUMNS> DEVICE void fill(float (&sums)[COLUMNS][4], float with)
+{
+#pragma unroll
+    for (u32 i = 0; i < 4u * COLUMNS; i++)
+        sums[i / 4u][i % 4u] = with;
+}
+
+// Keeps the compiler from moving what touches sums past this place.
+template <u32 COLUMNS> DEVICE void keep_sums(float (&sums)[COLUMNS][4])
+{
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i++)
+        asm volatile("" : OPERANDS(sums[i])::"memory");
+}
+
+// A stage's first unit: its products start as soon as its weights are decoded, and the unit before is done then.
+template <class E, u32 COLUMNS>
+DEVICE void chain_unit(const Product &product, const Tile &tile, const Ring &ring, u32 which, u32 keep,
+                       u32 (&weights)[16], float (&sums)[COLUMNS][4])
+{
+    const u8 *stage = product.stages + ring.stage * ring.stage_bytes;
+    decode_stage<E>(stage, tile.part.share, which, weights);
+    start_unit(sums, weights, describe_rows(stage) + which * (ROW_BYTES / 16u), keep);
+    wait_products<1u>();
+}
+
+// A slice: one chain over its units from zero. While a unit's weights are decoded, the one before it is multiplied.
+template <class E, u32 COLUMNS>
+DEVICE void chain_slice(const Product &product, const Tile &tile, Ring &ring, u32 units, float (&sums)[COLUMNS][4])
+{
+    u32 even[16], odd[16];
+    u64 *before = nullptr;
+    fill(sums, 0.0f);
+    keep_sums(sums);
+#pragma unroll 1
+    for (u32 pair = 0; pair < units / 2u; pair++) {
+        await_barrier(ring.here + ring.stage, ring.turn);
+        chain_unit<E>(product, tile, ring, 0u, pair, even, sums);
+        if (pair != 0u)
+            arrive_warp(before);
+        chain_unit<E>(product, tile, ring, 1u, 1u, odd, sums);
+        before = ring.free + ring.stage;
+        next_stage(ring);
+    }
+    if (units % 2u != 0u) {
+        wait_products<0u>();
+        await_barrier(ring.here + ring.stage, ring.turn);
+        chain_unit<E>(product, tile, ring, 0u, units / 2u, even, sums);
+        if (before)
+            arrive_warp(before);
+        before = ring.free + ring.stage;
+        next_stage(ring);
+    }
+    wait_products<0u>();
+    keep_sums(sums);
+    arrive_warp(before);
+}
+
+// Folds a unit's sums into a slice's.
+template <class E, u32 COLUMNS>
+DEVICE void fold_unit(const u8 *stage, u32 share, u32 which, float (&acc)[COLUMNS][4], const float (&sums)[COLUMNS][4])
+{
+    const u8 *entries = stage + STAGE_CODES + TILE_RUNS * 2u * E::UNIT + warp_index() * RUN_SCALES;
+    Fold by = read_fold<E>(entries + (2u * which >> share) * E::ENTRY, lane_index() >> 2);
+#pragma unroll
+    for (u32 n = 0; n < COLUMNS; n++)
+        fold_into<E>(acc[n], sums[n], by, make_float2(0.0f, 0.0f));
+}
+
+// Adds a slice's sums to the totals, which each thread keeps in places of its own; after the last they are in `acc`.
+template <u32 COLUMNS> DEVICE void end_slice(float4 *totals, bool first, bool last, float (&acc)[COLUMNS][4])
+{
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; i++) {
         float(&a)[4] = acc[i];
-        float4 *place = totals + i * TILE_THREADS + threadIdx.x;
+        float4 *place = totals + i * CONSUMERS + threadIdx.x;
         if (!first) {
             float4 total = *place;
             a[0] = __fadd_rn(total.x, a[0]), a[1] = __fadd_rn(total.y, a[1]);
@@ -66,207 +236,111 @@ DEVICE void end_slice(float4 *totals, bool first, bool last, float (&acc)[8][4])
     }
 }
 
-// The same where nothing is folded: a slice's sums are its products', and registers have room for the totals.
-DEVICE void add_slice(float (&total)[8][4], const float (&sums)[8][4], bool first)
+// A pair of units whose sums are folded.
+template <class E, u32 COLUMNS>
+DEVICE void fold_pair(const Product &product, const Tile &tile, Ring &ring, u32 pair, float (&acc)[COLUMNS][4])
 {
-#pragma unroll
-    for (u32 i = 0; i < 32u; i++) {
-        float &to = total[i / 4u][i % 4u], from = sums[i / 4u][i % 4u];
-        to = first ? from : __fadd_rn(to, from);
-    }
-}
-
-DEVICE void write_outputs(const Tile &tile, const Part &part, u32 first_tile, const float (&acc)[8][4])
-{
-    u32 lane = lane_index(), g = lane >> 2, t = lane & 3u, output = (first_tile + warp_index()) * 16u + g;
-#pragma unroll
-    for (u32 i = 0; i < 16u; i++) {
-        u32 n = i / 2u, c = i % 2u, row = n * 8u + 2u * t + c;
-        if (row >= tile.rows->count)
-            continue;
-        float *out = tile.out + tile.rows->out[row] * tile.out_stride + tile.head_outputs + part.first_output;
-        if (output < part.outputs)
-            out[output] = acc[n][c];
-        if (output + 8u < part.outputs)
-            out[output + 8u] = acc[n][2u + c];
-    }
-}
-
-// A tile under way; `first_tile` counts runs of 16 outputs.
-struct Work {
-    const Tile &tile;
-    const Part &part;
-    u32 first_tile, pairs;
-    // Of each stage: its rows are here; all warps are done with it.
-    u64 *here, *free;
-    // This warp's codes and scales.
-    const u8 *codes, *scales;
-};
-
-// Copies a pair of units' rows: one thread. They go past the threads, since the tensor cores read them past the threads.
-template <class E> DEVICE void request_rows(const Work &work, u32 pair)
-{
-    const Tile &tile = work.tile;
-    u32 stage = pair % Stage<E>::COUNT, units = min(2u, tile.units - pair * 2u), rows = (tile.rows->count + 7u) & ~7u;
-    u64 *barrier = work.here + stage;
-    u8 *to = tile.stages + stage * Stage<E>::BYTES;
-    arrive_with_bytes(barrier, units * rows * 128u);
-    for (u32 which = 0; which < units; which++) {
-        u64 from = (u64)(pair * 2u + which) * tile.virtual_rows + tile.first_row;
-        copy_bulk(to + which * Stage<E>::INPUTS, tile.rounded + from * 128u, rows * 128u, barrier);
-    }
-}
-
-// The first warp asks for rows, once all are done with those that have their place.
-template <class E> DEVICE void refill_rows(const Work &work, u32 pair)
-{
-    constexpr u32 COUNT = Stage<E>::COUNT;
-    u32 asked = pair + Stage<E>::AHEAD;
-    if (warp_index() != 0u || asked >= work.pairs)
-        return;
-    if (asked >= COUNT)
-        await_barrier(work.free + asked % COUNT, (asked / COUNT + 1u) & 1u);
-    if (lane_index() == 0u)
-        request_rows<E>(work, asked);
-    __syncwarp();
-}
-
-// Copies a pair of units' codes and scales of the warp's outputs. All lanes are done with what has their place.
-template <class E> DEVICE void request_codes(const Work &work, u32 pair)
-{
-    if (pair < work.pairs) {
-        u32 lane = lane_index(), units = min(2u, work.tile.units - pair * 2u);
-        u8 *stage = work.tile.stages + pair % Stage<E>::COUNT * Stage<E>::BYTES;
-        u8 *to = stage + Stage<E>::CODES + warp_index() * 2u * E::UNIT + lane * 16u;
-        const u8 *codes = work.codes + (u64)pair * 2u * E::UNIT + lane * 16u;
-#pragma unroll
-        for (u32 i = 0; i < 2u * E::UNIT; i += 512u)
-            if (i + lane * 16u < units * E::UNIT)
-                copy_async_16(to + i, codes + i);
-        u32 entries = (2u * units - 1u >> work.part.share) + 1u;
-        if (E::ENTRY != 0u && lane * 16u < entries * E::ENTRY)
-            copy_async_16(stage + Stage<E>::SCALES + warp_index() * Stage<E>::RUN_SCALES + lane * 16u,
-                          work.scales + (u64)(pair * 4u >> work.part.share) * E::ENTRY + lane * 16u);
-    }
-    copy_async_commit();
-}
-
-// Folds a unit's sums.
-template <class E>
-DEVICE void fold_unit(const Work &work, const u8 *stage, u32 which, float (&acc)[8][4], const float (&sums)[8][4])
-{
-    const u8 *entries = stage + Stage<E>::SCALES + warp_index() * Stage<E>::RUN_SCALES;
-    Fold by = read_fold<E>(entries + (2u * which >> work.part.share) * E::ENTRY, lane_index() >> 2);
-#pragma unroll
-    for (u32 n = 0; n < 8u; n++)
-        fold_into<E>(acc[n], sums[n], by, make_float2(0.0f, 0.0f));
-}
-
-// Multiplies a pair of units; `BOTH` unless the last has no second.
-template <class E, bool BOTH> DEVICE void multiply_pair(const Work &work, u32 pair, float (&acc)[8][4], float (&sums)[8][4])
-{
-    u32 stage = pair % Stage<E>::COUNT, even[16], odd[16];
-    const u8 *place = work.tile.stages + stage * Stage<E>::BYTES;
-    u64 rows = describe_rows(place);
-    request_codes<E>(work, pair + Stage<E>::COUNT - 1u);
-    copy_async_wait<Stage<E>::COUNT - 1u>();
-    // The codes are here for all lanes.
-    __syncwarp();
-    await_barrier(work.here + stage, pair / Stage<E>::COUNT & 1u);
-    decode_stage<E>(place, work.part.share, 0u, even);
-    start_unit(sums, even, rows, E::FOLDS == 0u && pair % (SLICE / 2u) != 0u);
-    refill_rows<E>(work, pair);
-    wait_products<0u>();
-    if (E::FOLDS != 0u)
-        fold_unit<E>(work, place, 0u, acc, sums);
-    if (BOTH) {
-        decode_stage<E>(place, work.part.share, 1u, odd);
-        start_unit(sums, odd, rows + Stage<E>::INPUTS / 16u, E::FOLDS == 0u);
-        wait_products<0u>();
-        if (E::FOLDS != 0u)
-            fold_unit<E>(work, place, 1u, acc, sums);
-    }
-    wait_products<0u>();
-    arrive_warp(work.free + stage);
-    bool last = pair + 1u == work.pairs;
-    if (!last && pair % (SLICE / 2u) != SLICE / 2u - 1u)
-        return;
-    if (E::FOLDS == 0u)
-        add_slice(acc, sums, pair < SLICE / 2u);
-    else
-        end_slice(work.tile.totals, pair < SLICE / 2u, last, acc);
-}
-
-// A tile of one part. `barriers` is ready: two for each stage.
-template <class E> DEVICE void multiply_tile(Tile tile, const Part &part, u32 first_tile, u64 *barriers)
-{
-    if (E::FOLDS != 0u && tile.units > SLICE)
-        tile.stages += TOTALS;
-    u32 at = min(first_tile + warp_index(), part.tiles - 1u);
-    Work work = {tile, part, first_tile, ceil_div(tile.units, 2u), barriers, barriers + MOST_STAGES};
-    work.codes = part.codes + (u64)at * tile.units * E::UNIT, work.scales = part.scales + (u64)at * part.entries * E::ENTRY;
-    if (threadIdx.x == 0u)
-        for (u32 pair = 0; pair < min(Stage<E>::AHEAD, work.pairs); pair++)
-            request_rows<E>(work, pair);
-    __syncwarp();
-    for (u32 pair = 0; pair < Stage<E>::COUNT - 1u; pair++)
-        request_codes<E>(work, pair);
-    float acc[8][4], sums[8][4];
-#pragma unroll
-    for (u32 i = 0; i < 32u; i++)
-        acc[i / 4u][i % 4u] = 0.0f;
+    float sums[COLUMNS][4];
+    u32 weights[16];
+    const u8 *stage = product.stages + ring.stage * ring.stage_bytes;
+    u64 rows = describe_rows(stage);
+    await_barrier(ring.here + ring.stage, ring.turn);
 #pragma unroll 1
-    for (u32 pair = 0; pair < tile.units / 2u; pair++)
-        multiply_pair<E, true>(work, pair, acc, sums);
-    if (tile.units % 2u != 0u)
-        multiply_pair<E, false>(work, work.pairs - 1u, acc, sums);
-    write_outputs(tile, part, first_tile, acc);
+    for (u32 which = 0; which < min(2u, product.units - 2u * pair); which++) {
+        decode_stage<E>(stage, tile.part.share, which, weights);
+        start_unit(sums, weights, rows + which * (ROW_BYTES / 16u), 0u);
+        wait_products<0u>();
+        fold_unit<E>(stage, tile.part.share, which, acc, sums);
+    }
+    arrive_warp(ring.free + ring.stage);
+    next_stage(ring);
+    bool last = pair + 1u == product.pairs;
+    if (last || pair % SLICE_PAIRS == SLICE_PAIRS - 1u)
+        end_slice(product.totals, pair < SLICE_PAIRS, last, acc);
 }
 
-// A kernel's parameters; the same order in `product/tile.rs`.
-#define TILE_PARAMETERS                                                                                                \
-    const Part *__restrict__ parts, u32 part_count, u32 inputs, const u8 *__restrict__ rounded,                        \
-        u32 virtual_rows, float *__restrict__ out, GROUP_PARAMETERS
+template <u32 COLUMNS>
+DEVICE void write_outputs(const Product &product, const Groups &groups, const Tile &tile, const float (&acc)[COLUMNS][4])
+{
+    u32 lane = lane_index(), g = lane >> 2, t = lane & 3u, output = (tile.first_run + warp_index()) * 16u + g;
+    float *out = product.out + (groups.manner == PART_A_MEMBER ? tile.rows.member * groups.outputs : 0u) +
+                 tile.part.first_output + output;
+#pragma unroll
+    for (u32 i = 0; i < 2u * COLUMNS; i++) {
+        u32 n = i / 2u, c = i % 2u, row = n * 8u + 2u * t + c;
+        if (row >= tile.rows.count)
+            continue;
+        row += tile.rows.first;
+        float *to = out + (groups.manner == SORTED ? groups.order[row] : row) * groups.out_stride;
+        if (output < tile.part.outputs)
+            to[0] = acc[n][c];
+        if (output + 8u < tile.part.outputs)
+            to[8] = acc[n][2u + c];
+    }
+}
 
-// Grid: runs of 128 outputs of all parts by groups. Each kernel has its own encodings.
-#define GROUP_KERNEL(NAME, RUN)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1) NAME(TILE_PARAMETERS)                                \
+// Multiplies a tile of up to eight times COLUMNS rows.
+template <class E, u32 COLUMNS>
+DEVICE void consume_columns(const Product &product, const Groups &groups, const Tile &tile, Ring &ring)
+{
+    float total[COLUMNS][4];
+    if constexpr (E::FOLDS == 0u) {
+        // A negative zero: adding to it changes no bit.
+        fill(total, -0.0f);
+#pragma unroll 1
+        for (u32 unit = 0; unit < product.units; unit += 2u * SLICE_PAIRS) {
+            float sums[COLUMNS][4];
+            chain_slice<E>(product, tile, ring, min(2u * SLICE_PAIRS, product.units - unit), sums);
+            add_slice(total, sums);
+        }
+    } else {
+        fill(total, 0.0f);
+#pragma unroll 1
+        for (u32 pair = 0; pair < product.pairs; pair++)
+            fold_pair<E>(product, tile, ring, pair, total);
+    }
+    write_outputs(product, groups, tile, total);
+}
+
+template <class E> DEVICE void consume_tile(const Product &product, const Groups &groups, const Tile &tile, Ring &ring)
+{
+    if (tile.rows.count <= 64u)
+        consume_columns<E, 8u>(product, groups, tile, ring);
+    else
+        consume_columns<E, 16u>(product, groups, tile, ring);
+}
+
+// A kernel's parameters; the same order in `product/warpgroup.rs`.
+#define WARPGROUP_PARAMETERS                                                                                           \
+    const Part *__restrict__ parts, u32 part_count, u32 runs, u32 inputs, const u8 *__restrict__ rounded,              \
+        u32 virtual_rows, u32 stages, u32 stage_bytes, u32 totals, float *__restrict__ out, GROUP_PARAMETERS
+
+// Each kernel has its own encodings.
+#define WARPGROUP_KERNEL(NAME, RUN)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1) NAME(WARPGROUP_PARAMETERS)                           \
     {                                                                                                                  \
         extern __shared__ __align__(1024) u8 shared[];                                                                 \
-        __shared__ TileRows tile_rows;                                                                                 \
         __shared__ u64 barriers[2u * MOST_STAGES];                                                                     \
         Groups groups = GROUPS_OF_PARAMETERS;                                                                          \
-        u32 run = blockIdx.x, group = blockIdx.y;                                                                      \
-        if (manner <= PART_A_MEMBER) {                                                                                 \
-            u64 block = blockIdx.x + (u64)gridDim.x * blockIdx.y;                                                      \
-            u32 first = (u32)(block / (SIDE_BY_SIDE * gridDim.x)) * SIDE_BY_SIDE;                                      \
-            u32 width = min(SIDE_BY_SIDE, gridDim.y - first);                                                          \
-            u32 rest = (u32)(block - (u64)first * gridDim.x);                                                          \
-            run = rest / width, group = first + rest % width;                                                          \
-        }                                                                                                              \
         if (threadIdx.x < 2u * MOST_STAGES)                                                                            \
-            start_barrier(barriers + threadIdx.x, threadIdx.x < MOST_STAGES ? 1u : TILE_RUNS);                  \
+            start_barrier(barriers + threadIdx.x, threadIdx.x < MOST_STAGES ? 1u : TILE_RUNS);                         \
         show_shared();                                                                                                 \
-        if (!describe_tile(groups, group, tile_rows))                                                                  \
-            return;                                                                                                    \
         __syncthreads();                                                                                               \
+        Product product;                                                                                               \
+        product.rounded = rounded, product.virtual_rows = virtual_rows, product.out = out;                             \
+        product.units = ceil_div(inputs, 64u), product.pairs = ceil_div(product.units, 2u);                            \
+        product.totals = (float4 *)shared, product.stages = shared + totals;                                           \
+        Ring ring = {barriers, barriers + MOST_STAGES, stages, stage_bytes, 0u, 0u};                                   \
         Tile tile;                                                                                                     \
-        tile.rounded = rounded, tile.virtual_rows = virtual_rows;                                                      \
-        tile.units = ceil_div(inputs, 64u), tile.out = out, tile.out_stride = out_stride;                              \
-        tile.head_outputs = manner == PART_A_MEMBER ? tile_rows.member * outputs : 0u;                                 \
-        tile.totals = (float4 *)shared;                                                                                \
-        tile.stages = shared;                                                                                          \
-        tile.rows = &tile_rows, tile.first_row = tile_rows.first;                                                      \
-        for (u32 p = 0; p < part_count; p++) {                                                                         \
-            Part part = parts[p];                                                                                      \
-            u32 runs = ceil_div(part.tiles, TILE_RUNS);                                                                \
-            if (run >= runs) {                                                                                         \
-                run -= runs;                                                                                           \
-                continue;                                                                                              \
-            }                                                                                                          \
-            part.codes += tile_rows.member * part.code_stride;                                                         \
-            part.scales += tile_rows.member * part.scale_stride;                                                       \
-            RUN(tile, part, run * TILE_RUNS, barriers);                                                                \
+        if (warp_index() >= TILE_RUNS) {                                                                               \
+            fewer_registers<COPY_REGISTERS>();                                                                         \
+            if (warp_index() != TILE_RUNS)                                                                             \
+                return;                                                                                                \
+            for (u64 item = blockIdx.x; find_tile(groups, parts, part_count, runs, item, tile); item += gridDim.x)     \
+                produce_tile(product, tile, ring);                                                                     \
             return;                                                                                                    \
         }                                                                                                              \
+        more_registers<TILE_REGISTERS>();                                                                              \
+        for (u64 item = blockIdx.x; find_tile(groups, parts, part_count, runs, item, tile); item += gridDim.x)         \
+            RUN(product, groups, tile, ring);                                                                          \
     }

@@ -80,6 +80,12 @@ DEVICE void copy_bulk(void *to, const void *from, u32 bytes, u64 *barrier)
                  : "memory");
 }
 
+// This thread's arrival once its copies so far (`copy_async_16`) are done.
+DEVICE void arrive_behind_copies(u64 *barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // A warp's arrival: all that its lanes read and wrote before is done.
 DEVICE void arrive_warp(u64 *barrier)
 {

@@ -1,7 +1,7 @@
 // Products of many rows by warp groups (sm_90a): tiles of 128 outputs by 128 rows, the same sums as `product/stream.cuh`.
 //
-// A block walks over tiles. One warp copies rows, codes and scales into a ring of stages of two units. Two warp groups of 64
-// outputs take them: a warp decodes the units of its 16 outputs into registers while the tensor cores, which read the rows
+// A block walks over tiles. A warp group copies rows, codes and scales into a ring of stages of two units. Two others of 64
+// outputs each take them: a warp decodes the units of its 16 outputs into registers while the tensor cores, which read the rows
 // from shared memory, multiply the unit before.
 #pragma once
 #include "common/warpgroup.cuh"
@@ -11,8 +11,10 @@
 // Runs of 16 outputs of a tile: a warp's each.
 #define TILE_RUNS 8u
 #define CONSUMERS (TILE_RUNS * WARP)
-// A third warp group, of which one warp copies: registers are dealt out by groups.
-#define TILE_THREADS (CONSUMERS + 4u * WARP)
+// Warps that copy, each for so many runs.
+#define COPIERS 4u
+#define COPIED_RUNS (TILE_RUNS / COPIERS)
+#define TILE_THREADS (CONSUMERS + COPIERS * WARP)
 #define COPY_REGISTERS 56u
 #define TILE_REGISTERS 224u
 #define MOST_STAGES 6u
@@ -32,6 +34,7 @@ struct Product {
     const u8 *rounded;
     u32 virtual_rows, units, pairs;
     float *out;
+    u64 out_stride;
     u8 *stages;
     float4 *totals;
 };
@@ -41,7 +44,18 @@ struct Tile {
     TileGroup rows;
     Part part;
     u32 first_run;
+    // Where the first output of a row is in the row of all outputs.
+    u32 first_output;
 };
+
+// What the copying warps tell the others of a tile: a tile without rows is the end. `out`: rows of the outputs.
+struct Job {
+    u32 count, first_run, first_output, encoding, share, outputs;
+    u32 out[TILE_ROWS];
+};
+
+// Jobs that are kept: copies are at most MOST_STAGES tiles ahead.
+#define JOBS 8u
 
 // The stages, in turn. `here`: a stage's copies are here; `free`: all warps are done with it.
 struct Ring {
@@ -81,41 +95,82 @@ DEVICE bool find_tile(const Groups &groups, const Part *parts, u32 part_count, u
         run -= of_part;
     }
     to.part = parts[p];
+    to.first_output = to.part.first_output + (groups.manner == PART_A_MEMBER ? to.rows.member * groups.outputs : 0u);
     to.part.codes += to.rows.member * to.part.code_stride;
     to.part.scales += to.rows.member * to.part.scale_stride;
     to.first_run = run * TILE_RUNS;
     return true;
 }
 
-// Copies a tile's pairs of units: one warp. Lanes 0 and 1 take the rows of a unit, eight lanes the runs' codes, eight more
-// their scales. All go past the threads, since the tensor cores read past the threads.
-DEVICE void produce_tile(const Product &product, const Tile &tile, Ring &ring)
+// Writes a job, before the arrival that shows it: with a barrier of the copying warps.
+DEVICE void tell(const Groups &groups, const Tile &tile, Job &job)
 {
-    u32 lane = lane_index(), bits = tile.part.encoding & 15u, run = lane & 7u;
+    u32 thread = threadIdx.x - CONSUMERS;
+    if (thread == 0u) {
+        job.count = tile.rows.count, job.first_run = tile.first_run, job.first_output = tile.first_output;
+        job.encoding = tile.part.encoding, job.share = tile.part.share, job.outputs = tile.part.outputs;
+    }
+    if (thread < tile.rows.count) {
+        u32 row = tile.rows.first + thread;
+        job.out[thread] = groups.manner == SORTED ? groups.order[row] : row;
+    }
+    team_barrier(1u, COPIERS * WARP);
+}
+
+// Tells that there are no more tiles.
+DEVICE void tell_end(const Groups &groups, Tile &tile, Ring &ring, Job &job)
+{
+    await_barrier(ring.free + ring.stage, ring.turn ^ 1u);
+    tile.rows.count = 0u;
+    tell(groups, tile, job);
+    if (threadIdx.x == CONSUMERS)
+        arrive_with_bytes(ring.here + ring.stage, 0u);
+    arrive_behind_copies(ring.here + ring.stage);
+    copy_async_wait<0u>();
+}
+
+// Copies a tile's pairs of units. The first of the copying warps has the rows copied, past the threads, since the tensor cores
+// read past the threads; every one copies the codes and scales of its runs: bulk copies of so few bytes are slow.
+DEVICE void copy_tile(const Product &product, const Groups &groups, const Tile &tile, Ring &ring, Job &job)
+{
+    u32 lane = lane_index(), bits = tile.part.encoding & 15u, first = (warp_index() - TILE_RUNS) * COPIED_RUNS;
     u32 unit_bytes = (bits == 0u ? 16u : bits == 1u ? 8u : bits) * 128u, entry_bytes = bits == 0u ? 0u : 64u;
-    u32 here = min(TILE_RUNS, tile.part.tiles - tile.first_run), rows = ((tile.rows.count + 7u) & ~7u) * 128u;
-    u32 at = tile.first_run + run;
-    const u8 *codes = tile.part.codes + (u64)at * product.units * unit_bytes;
-    const u8 *scales = tile.part.scales + (u64)at * tile.part.entries * entry_bytes;
+    u32 rows = ((tile.rows.count + 7u) & ~7u) * 128u;
+    // Half a warp copies a run's scales.
+    u32 scale_at = min(tile.first_run + first + lane / 16u, tile.part.tiles - 1u), piece = lane % 16u * 16u;
+    const u8 *scales = tile.part.scales + (u64)scale_at * tile.part.entries * entry_bytes + piece;
+    u32 scale_place = STAGE_CODES + TILE_RUNS * 2u * unit_bytes + (first + lane / 16u) * RUN_SCALES + piece;
+    const u8 *codes[COPIED_RUNS];
+#pragma unroll
+    for (u32 run = 0; run < COPIED_RUNS; run++) {
+        u32 at = min(tile.first_run + first + run, tile.part.tiles - 1u);
+        codes[run] = tile.part.codes + (u64)at * product.units * unit_bytes + lane * 16u;
+    }
     for (u32 pair = 0; pair < product.pairs; pair++) {
-        u32 units = min(2u, product.units - 2u * pair);
+        u32 units = min(2u, product.units - 2u * pair), bytes = units * unit_bytes;
         u32 entries = entry_bytes * ((2u * units - 1u >> tile.part.share) + 1u);
         u8 *stage = product.stages + ring.stage * ring.stage_bytes;
         u64 *barrier = ring.here + ring.stage;
         await_barrier(ring.free + ring.stage, ring.turn ^ 1u);
-        if (lane == 0u)
-            arrive_with_bytes(barrier, units * rows + here * (units * unit_bytes + entries));
-        __syncwarp();
-        if (lane < units) {
-            u64 first = (u64)(2u * pair + lane) * product.virtual_rows + tile.rows.virtual_row;
-            copy_bulk(stage + lane * ROW_BYTES, product.rounded + first * 128u, rows, barrier);
-        } else if (lane >= 8u && lane < 8u + here) {
-            copy_bulk(stage + STAGE_CODES + run * 2u * unit_bytes, codes + (u64)pair * 2u * unit_bytes, units * unit_bytes,
-                      barrier);
-        } else if (lane >= 16u && lane < 16u + here && entry_bytes != 0u) {
-            copy_bulk(stage + STAGE_CODES + TILE_RUNS * 2u * unit_bytes + run * RUN_SCALES,
-                      scales + (u64)(4u * pair >> tile.part.share) * entry_bytes, entries, barrier);
+        if (pair == 0u)
+            tell(groups, tile, job);
+        if (warp_index() == TILE_RUNS && lane == 0u) {
+            arrive_with_bytes(barrier, units * rows);
+            const u8 *from = product.rounded + ((u64)(2u * pair) * product.virtual_rows + tile.rows.virtual_row) * 128u;
+            copy_bulk(stage, from, rows, barrier);
+            if (units == 2u)
+                copy_bulk(stage + ROW_BYTES, from + product.virtual_rows * 128ull, rows, barrier);
         }
+#pragma unroll
+        for (u32 run = 0; run < COPIED_RUNS; run++) {
+            u8 *to = stage + STAGE_CODES + (first + run) * 2u * unit_bytes + lane * 16u;
+            for (u32 at = 0; at + lane * 16u < bytes; at += 512u)
+                copy_async_16(to + at, codes[run] + at);
+            codes[run] += 2u * unit_bytes;
+        }
+        if (piece < entries)
+            copy_async_16(stage + scale_place, scales + (u64)(4u * pair >> tile.part.share) * entry_bytes);
+        arrive_behind_copies(barrier);
         next_stage(ring);
     }
 }
@@ -165,18 +220,18 @@ template <u32 COLUMNS> DEVICE void keep_sums(float (&sums)[COLUMNS][4])
 
 // A stage's first unit: its products start as soon as its weights are decoded, and the unit before is done then.
 template <class E, u32 COLUMNS>
-DEVICE void chain_unit(const Product &product, const Tile &tile, const Ring &ring, u32 which, u32 keep,
+DEVICE void chain_unit(const Product &product, u32 share, const Ring &ring, u32 which, u32 keep,
                        u32 (&weights)[16], float (&sums)[COLUMNS][4])
 {
     const u8 *stage = product.stages + ring.stage * ring.stage_bytes;
-    decode_stage<E>(stage, tile.part.share, which, weights);
+    decode_stage<E>(stage, share, which, weights);
     start_unit(sums, weights, describe_rows(stage) + which * (ROW_BYTES / 16u), keep);
     wait_products<1u>();
 }
 
 // A slice: one chain over its units from zero. While a unit's weights are decoded, the one before it is multiplied.
 template <class E, u32 COLUMNS>
-DEVICE void chain_slice(const Product &product, const Tile &tile, Ring &ring, u32 units, float (&sums)[COLUMNS][4])
+DEVICE void chain_slice(const Product &product, u32 share, Ring &ring, u32 units, float (&sums)[COLUMNS][4])
 {
     u32 even[16], odd[16];
     u64 *before = nullptr;
@@ -185,17 +240,17 @@ DEVICE void chain_slice(const Product &product, const Tile &tile, Ring &ring, u3
 #pragma unroll 1
     for (u32 pair = 0; pair < units / 2u; pair++) {
         await_barrier(ring.here + ring.stage, ring.turn);
-        chain_unit<E>(product, tile, ring, 0u, pair, even, sums);
+        chain_unit<E>(product, share, ring, 0u, pair, even, sums);
         if (pair != 0u)
             arrive_warp(before);
-        chain_unit<E>(product, tile, ring, 1u, 1u, odd, sums);
+        chain_unit<E>(product, share, ring, 1u, 1u, odd, sums);
         before = ring.free + ring.stage;
         next_stage(ring);
     }
     if (units % 2u != 0u) {
         wait_products<0u>();
         await_barrier(ring.here + ring.stage, ring.turn);
-        chain_unit<E>(product, tile, ring, 0u, units / 2u, even, sums);
+        chain_unit<E>(product, share, ring, 0u, units / 2u, even, sums);
         if (before)
             arrive_warp(before);
         before = ring.free + ring.stage;
@@ -238,7 +293,7 @@ template <u32 COLUMNS> DEVICE void end_slice(float4 *totals, bool first, bool la
 
 // A pair of units whose sums are folded.
 template <class E, u32 COLUMNS>
-DEVICE void fold_pair(const Product &product, const Tile &tile, Ring &ring, u32 pair, float (&acc)[COLUMNS][4])
+DEVICE void fold_pair(const Product &product, u32 share, Ring &ring, u32 pair, float (&acc)[COLUMNS][4])
 {
     float sums[COLUMNS][4];
     u32 weights[16];
@@ -247,10 +302,10 @@ DEVICE void fold_pair(const Product &product, const Tile &tile, Ring &ring, u32 
     await_barrier(ring.here + ring.stage, ring.turn);
 #pragma unroll 1
     for (u32 which = 0; which < min(2u, product.units - 2u * pair); which++) {
-        decode_stage<E>(stage, tile.part.share, which, weights);
+        decode_stage<E>(stage, share, which, weights);
         start_unit(sums, weights, rows + which * (ROW_BYTES / 16u), 0u);
         wait_products<0u>();
-        fold_unit<E>(stage, tile.part.share, which, acc, sums);
+        fold_unit<E>(stage, share, which, acc, sums);
     }
     arrive_warp(ring.free + ring.stage);
     next_stage(ring);
@@ -260,29 +315,31 @@ DEVICE void fold_pair(const Product &product, const Tile &tile, Ring &ring, u32 
 }
 
 template <u32 COLUMNS>
-DEVICE void write_outputs(const Product &product, const Groups &groups, const Tile &tile, const float (&acc)[COLUMNS][4])
+DEVICE void write_outputs(const Product &product, const Job &job, const float (&acc)[COLUMNS][4])
 {
-    u32 lane = lane_index(), g = lane >> 2, t = lane & 3u, output = (tile.first_run + warp_index()) * 16u + g;
-    float *out = product.out + (groups.manner == PART_A_MEMBER ? tile.rows.member * groups.outputs : 0u) +
-                 tile.part.first_output + output;
+    u32 lane = lane_index(), g = lane >> 2, t = lane & 3u, output = (job.first_run + warp_index()) * 16u + g;
+    float *out = product.out + job.first_output + output;
+    bool first = output < job.outputs, second = output + 8u < job.outputs;
 #pragma unroll
-    for (u32 i = 0; i < 2u * COLUMNS; i++) {
-        u32 n = i / 2u, c = i % 2u, row = n * 8u + 2u * t + c;
-        if (row >= tile.rows.count)
-            continue;
-        row += tile.rows.first;
-        float *to = out + (groups.manner == SORTED ? groups.order[row] : row) * groups.out_stride;
-        if (output < tile.part.outputs)
-            to[0] = acc[n][c];
-        if (output + 8u < tile.part.outputs)
-            to[8] = acc[n][2u + c];
+    for (u32 n = 0; n < COLUMNS; n++) {
+        u32 row = n * 8u + 2u * t;
+        uint2 two = *(const uint2 *)(job.out + row);
+#pragma unroll
+        for (u32 c = 0; c < 2u; c++) {
+            float *to = out + (c ? two.y : two.x) * product.out_stride;
+            if (row + c < job.count && first)
+                to[0] = acc[n][c];
+            if (row + c < job.count && second)
+                to[8] = acc[n][2u + c];
+        }
     }
 }
 
 // Multiplies a tile of up to eight times COLUMNS rows.
 template <class E, u32 COLUMNS>
-DEVICE void consume_columns(const Product &product, const Groups &groups, const Tile &tile, Ring &ring)
+DEVICE void consume_columns(const Product &product, const Job &job, Ring &ring)
 {
+    u32 share = job.share;
     float total[COLUMNS][4];
     if constexpr (E::FOLDS == 0u) {
         // A negative zero: adding to it changes no bit.
@@ -290,24 +347,24 @@ DEVICE void consume_columns(const Product &product, const Groups &groups, const 
 #pragma unroll 1
         for (u32 unit = 0; unit < product.units; unit += 2u * SLICE_PAIRS) {
             float sums[COLUMNS][4];
-            chain_slice<E>(product, tile, ring, min(2u * SLICE_PAIRS, product.units - unit), sums);
+            chain_slice<E>(product, share, ring, min(2u * SLICE_PAIRS, product.units - unit), sums);
             add_slice(total, sums);
         }
     } else {
         fill(total, 0.0f);
 #pragma unroll 1
         for (u32 pair = 0; pair < product.pairs; pair++)
-            fold_pair<E>(product, tile, ring, pair, total);
+            fold_pair<E>(product, share, ring, pair, total);
     }
-    write_outputs(product, groups, tile, total);
+    write_outputs(product, job, total);
 }
 
-template <class E> DEVICE void consume_tile(const Product &product, const Groups &groups, const Tile &tile, Ring &ring)
+template <class E> DEVICE void consume_tile(const Product &product, const Job &job, Ring &ring)
 {
-    if (tile.rows.count <= 64u)
-        consume_columns<E, 8u>(product, groups, tile, ring);
+    if (job.count <= 64u)
+        consume_columns<E, 8u>(product, job, ring);
     else
-        consume_columns<E, 16u>(product, groups, tile, ring);
+        consume_columns<E, 16u>(product, job, ring);
 }
 
 // A kernel's parameters; the same order in `product/warpgroup.rs`.
@@ -321,26 +378,31 @@ template <class E> DEVICE void consume_tile(const Product &product, const Groups
     {                                                                                                                  \
         extern __shared__ __align__(1024) u8 shared[];                                                                 \
         __shared__ u64 barriers[2u * MOST_STAGES];                                                                     \
+        __shared__ Job jobs[JOBS];                                                                                     \
         Groups groups = GROUPS_OF_PARAMETERS;                                                                          \
         if (threadIdx.x < 2u * MOST_STAGES)                                                                            \
-            start_barrier(barriers + threadIdx.x, threadIdx.x < MOST_STAGES ? 1u : TILE_RUNS);                         \
+            start_barrier(barriers + threadIdx.x, threadIdx.x < MOST_STAGES ? 1u + COPIERS * WARP : TILE_RUNS);        \
         show_shared();                                                                                                 \
         __syncthreads();                                                                                               \
         Product product;                                                                                               \
-        product.rounded = rounded, product.virtual_rows = virtual_rows, product.out = out;                             \
+        product.rounded = rounded, product.virtual_rows = virtual_rows, product.out = out, product.out_stride = out_stride; \
         product.units = ceil_div(inputs, 64u), product.pairs = ceil_div(product.units, 2u);                            \
         product.totals = (float4 *)shared, product.stages = shared + totals;                                           \
         Ring ring = {barriers, barriers + MOST_STAGES, stages, stage_bytes, 0u, 0u};                                   \
-        Tile tile;                                                                                                     \
         if (warp_index() >= TILE_RUNS) {                                                                               \
             fewer_registers<COPY_REGISTERS>();                                                                         \
-            if (warp_index() != TILE_RUNS)                                                                             \
-                return;                                                                                                \
+            Tile tile;                                                                                                 \
+            u32 job = 0;                                                                                               \
             for (u64 item = blockIdx.x; find_tile(groups, parts, part_count, runs, item, tile); item += gridDim.x)     \
-                produce_tile(product, tile, ring);                                                                     \
+                copy_tile(product, groups, tile, ring, jobs[job++ % JOBS]);                                            \
+            tell_end(groups, tile, ring, jobs[job % JOBS]);                                                            \
             return;                                                                                                    \
         }                                                                                                              \
         more_registers<TILE_REGISTERS>();                                                                              \
-        for (u64 item = blockIdx.x; find_tile(groups, parts, part_count, runs, item, tile); item += gridDim.x)         \
-            RUN(product, groups, tile, ring);                                                                          \
+        for (u32 job = 0;; job++) {                                                                                    \
+            await_barrier(ring.here + ring.stage, ring.turn);                                                          \
+            if (jobs[job % JOBS].count == 0u)                                                                          \
+                return;                                                                                                \
+            RUN(product, jobs[job % JOBS], ring);                                                                      \
+        }                                                                                                              \
     }

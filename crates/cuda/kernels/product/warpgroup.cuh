@@ -218,47 +218,55 @@ template <u32 COLUMNS> DEVICE void keep_sums(float (&sums)[COLUMNS][4])
         asm volatile("" : OPERANDS(sums[i])::"memory");
 }
 
-// A stage's first unit: its products start as soon as its weights are decoded, and the unit before is done then.
+// The products of all units: a chain from zero for each slice. While a unit is multiplied, the next one's weights are decoded.
 template <class E, u32 COLUMNS>
-DEVICE void chain_unit(const Product &product, u32 share, const Ring &ring, u32 which, u32 keep,
-                       u32 (&weights)[16], float (&sums)[COLUMNS][4])
+DEVICE void multiply_chains(const Product &product, u32 share, Ring &ring, float (&total)[COLUMNS][4])
 {
-    const u8 *stage = product.stages + ring.stage * ring.stage_bytes;
-    decode_stage<E>(stage, share, which, weights);
-    start_unit(sums, weights, describe_rows(stage) + which * (ROW_BYTES / 16u), keep);
-    wait_products<1u>();
-}
-
-// A slice: one chain over its units from zero. While a unit's weights are decoded, the one before it is multiplied.
-template <class E, u32 COLUMNS>
-DEVICE void chain_slice(const Product &product, u32 share, Ring &ring, u32 units, float (&sums)[COLUMNS][4])
-{
-    u32 even[16], odd[16];
-    u64 *before = nullptr;
+    u32 even[16], odd[16], unit = 0;
+    float sums[COLUMNS][4];
+    // A negative zero: adding to it changes no bit.
+    fill(total, -0.0f);
     fill(sums, 0.0f);
     keep_sums(sums);
+    await_barrier(ring.here + ring.stage, ring.turn);
+    decode_stage<E>(product.stages + ring.stage * ring.stage_bytes, share, 0u, even);
 #pragma unroll 1
-    for (u32 pair = 0; pair < units / 2u; pair++) {
-        await_barrier(ring.here + ring.stage, ring.turn);
-        chain_unit<E>(product, share, ring, 0u, pair, even, sums);
-        if (pair != 0u)
-            arrive_warp(before);
-        chain_unit<E>(product, share, ring, 1u, 1u, odd, sums);
-        before = ring.free + ring.stage;
-        next_stage(ring);
-    }
-    if (units % 2u != 0u) {
+    while (unit < product.units) {
+        u32 end = min(unit + 2u * SLICE_PAIRS, product.units), keep = 0u;
+        u64 *before = nullptr;
+#pragma unroll 1
+        for (; unit + 2u <= end; unit += 2u) {
+            const u8 *stage = product.stages + ring.stage * ring.stage_bytes;
+            start_unit(sums, even, describe_rows(stage), keep);
+            keep = 1u;
+            wait_products<1u>();
+            if (before)
+                arrive_warp(before);
+            decode_stage<E>(stage, share, 1u, odd);
+            start_unit(sums, odd, describe_rows(stage) + ROW_BYTES / 16u, 1u);
+            before = ring.free + ring.stage;
+            next_stage(ring);
+            wait_products<1u>();
+            if (unit + 2u < product.units) {
+                await_barrier(ring.here + ring.stage, ring.turn);
+                decode_stage<E>(product.stages + ring.stage * ring.stage_bytes, share, 0u, even);
+            }
+        }
+        if (unit < end) {
+            start_unit(sums, even, describe_rows(product.stages + ring.stage * ring.stage_bytes), keep);
+            wait_products<1u>();
+            if (before)
+                arrive_warp(before);
+            before = ring.free + ring.stage;
+            next_stage(ring);
+            unit++;
+        }
         wait_products<0u>();
-        await_barrier(ring.here + ring.stage, ring.turn);
-        chain_unit<E>(product, share, ring, 0u, units / 2u, even, sums);
-        if (before)
-            arrive_warp(before);
-        before = ring.free + ring.stage;
-        next_stage(ring);
+        keep_sums(sums);
+        arrive_warp(before);
+        add_slice(total, sums);
+        keep_sums(sums);
     }
-    wait_products<0u>();
-    keep_sums(sums);
-    arrive_warp(before);
 }
 
 // Folds a unit's sums into a slice's.
@@ -342,14 +350,7 @@ DEVICE void consume_columns(const Product &product, const Job &job, Ring &ring)
     u32 share = job.share;
     float total[COLUMNS][4];
     if constexpr (E::FOLDS == 0u) {
-        // A negative zero: adding to it changes no bit.
-        fill(total, -0.0f);
-#pragma unroll 1
-        for (u32 unit = 0; unit < product.units; unit += 2u * SLICE_PAIRS) {
-            float sums[COLUMNS][4];
-            chain_slice<E>(product, share, ring, min(2u * SLICE_PAIRS, product.units - unit), sums);
-            add_slice(total, sums);
-        }
+        multiply_chains<E>(product, share, ring, total);
     } else {
         fill(total, 0.0f);
 #pragma unroll 1

@@ -63,18 +63,18 @@ pub(crate) fn multiply(queue: &mut Queue, stack: &Stack, groups: &Groups) -> Res
     let sorted = if picked { Some(groups.sort(queue, TILE_ROWS)?) } else { None };
     let units = stack.inputs.div_ceil(UNIT);
     // Each member's rows begin at a multiple of eight: `find_group` of `kernels/product/tile_rows.cuh`.
-    let rows = match groups.manner {
-        Manner::Picked => groups.pairs().next_multiple_of(8) + 8 * groups.members,
-        Manner::RowsOfOne | Manner::PartAMember => groups.rows.next_multiple_of(8) * groups.members,
+    let (taken, rows) = match groups.manner {
+        Manner::Picked => (groups.pairs(), groups.pairs().next_multiple_of(8) + 8 * groups.members),
+        Manner::RowsOfOne | Manner::PartAMember => {
+            (groups.rows * groups.members, groups.rows.next_multiple_of(8) * groups.members)
+        }
     };
     let rounded = queue.scratch("rounded inputs", units * rows * 128)?;
     let tiles = groups.most(TILE_ROWS);
     let warps = units.div_ceil(ROUNDED_UNITS).min(8);
-    let grid = Grid {
-        blocks: [(TILE_ROWS / 8) as u32, units.div_ceil(ROUNDED_UNITS * warps) as u32, tiles as u32],
-        threads: warps as u32 * 32,
-        shared: 0,
-    };
+    let down = units.div_ceil(ROUNDED_UNITS * warps);
+    let grid =
+        Grid { blocks: [taken.div_ceil(8) as u32, down as u32, 1], threads: warps as u32 * 32, shared: 0 };
     let args =
         Args::new().address(groups.x.address).u32(stack.inputs).address(rounded).u32(rows).u32(ROUNDED_UNITS);
     queue.launch(&INPUTS, grid, groups.args(args, TILE_ROWS, sorted))?;

@@ -2,18 +2,11 @@
 // Products of many rows by warp groups with the usual encodings: bf16, FP8, and affine with bf16 scales.
 #include "product/warpgroup.cuh"
 
-DEVICE void run_part(const Product &product, const Job &job, Ring &ring)
-{
-    switch (job.encoding & 15u) {
-    case 0: return consume_tile<Bf16Encoding>(product, job, ring);
-    case 1: return consume_tile<Fp8Encoding>(product, job, ring);
-    case 2: return consume_tile<AffineEncoding<2>>(product, job, ring);
-    case 3: return consume_tile<AffineEncoding<3>>(product, job, ring);
-    case 4: return consume_tile<AffineEncoding<4>>(product, job, ring);
-    case 5: return consume_tile<AffineEncoding<5>>(product, job, ring);
-    case 6: return consume_tile<AffineEncoding<6>>(product, job, ring);
-    case 8: return consume_tile<AffineEncoding<8>>(product, job, ring);
-    }
-}
-
-WARPGROUP_KERNEL(product_warpgroup, run_part)
+WARPGROUP_KERNEL(product_warpgroup_bf16, Bf16Encoding, 0u)
+WARPGROUP_KERNEL(product_warpgroup_fp8, Fp8Encoding, 1u)
+WARPGROUP_KERNEL(product_warpgroup_2, AffineEncoding<2>, 2u)
+WARPGROUP_KERNEL(product_warpgroup_3, AffineEncoding<3>, 3u)
+WARPGROUP_KERNEL(product_warpgroup_4, AffineEncoding<4>, 4u)
+WARPGROUP_KERNEL(product_warpgroup_5, AffineEncoding<5>, 5u)
+WARPGROUP_KERNEL(product_warpgroup_6, AffineEncoding<6>, 6u)
+WARPGROUP_KERNEL(product_warpgroup_8, AffineEncoding<8>, 8u)

@@ -50,7 +50,7 @@ struct Tile {
 
 // What the copying warps tell the others of a tile: a tile without rows is the end. `out`: rows of the outputs.
 struct Job {
-    u32 count, first_run, first_output, encoding, share, outputs;
+    u32 count, first_run, first_output, share, outputs;
     u32 out[TILE_ROWS];
 };
 
@@ -69,8 +69,9 @@ DEVICE void next_stage(Ring &ring)
     ring.turn ^= ring.stage == 0u;
 }
 
-// The tile number `item` of the block's launch: runs of all parts by groups. False behind the last.
-DEVICE bool find_tile(const Groups &groups, const Part *parts, u32 part_count, u32 runs, u64 item, Tile &to)
+// The tile number `item` of the launch: `runs` runs of all parts with codes of `bits` bits (or 0 bf16, 1 FP8) by groups. False
+// behind the last.
+DEVICE bool find_tile(const Groups &groups, const Part *parts, u32 part_count, u32 bits, u32 runs, u64 item, Tile &to)
 {
     u32 group, run;
     if (groups.manner <= PART_A_MEMBER) {
@@ -89,6 +90,8 @@ DEVICE bool find_tile(const Groups &groups, const Part *parts, u32 part_count, u
         return false;
     u32 p = 0;
     for (; p + 1u < part_count; p++) {
+        if ((parts[p].encoding & 15u) != bits)
+            continue;
         u32 of_part = ceil_div(parts[p].tiles, TILE_RUNS);
         if (run < of_part)
             break;
@@ -108,7 +111,7 @@ DEVICE void tell(const Groups &groups, const Tile &tile, Job &job)
     u32 thread = threadIdx.x - CONSUMERS;
     if (thread == 0u) {
         job.count = tile.rows.count, job.first_run = tile.first_run, job.first_output = tile.first_output;
-        job.encoding = tile.part.encoding, job.share = tile.part.share, job.outputs = tile.part.outputs;
+        job.share = tile.part.share, job.outputs = tile.part.outputs;
     }
     if (thread < tile.rows.count) {
         u32 row = tile.rows.first + thread;
@@ -370,11 +373,11 @@ template <class E> DEVICE void consume_tile(const Product &product, const Job &j
 
 // A kernel's parameters; the same order in `product/warpgroup.rs`.
 #define WARPGROUP_PARAMETERS                                                                                           \
-    const Part *__restrict__ parts, u32 part_count, u32 runs, u32 inputs, const u8 *__restrict__ rounded,              \
-        u32 virtual_rows, u32 stages, u32 stage_bytes, u32 totals, float *__restrict__ out, GROUP_PARAMETERS
+    const Part *__restrict__ parts, u32 part_count, u32 runs, u32 inputs, u32 stages, u32 stage_bytes, u32 totals,     \
+        const u8 *__restrict__ rounded, u32 virtual_rows, float *__restrict__ out, GROUP_PARAMETERS
 
-// Each kernel has its own encodings.
-#define WARPGROUP_KERNEL(NAME, RUN)                                                                                    \
+// The parts of one encoding: a kernel that knows more than one has no registers to keep products under way.
+#define WARPGROUP_KERNEL(NAME, ENCODING, BITS)                                                                         \
     extern "C" __global__ void __launch_bounds__(TILE_THREADS, 1) NAME(WARPGROUP_PARAMETERS)                           \
     {                                                                                                                  \
         extern __shared__ __align__(1024) u8 shared[];                                                                 \
@@ -394,7 +397,8 @@ template <class E> DEVICE void consume_tile(const Product &product, const Job &j
             fewer_registers<COPY_REGISTERS>();                                                                         \
             Tile tile;                                                                                                 \
             u32 job = 0;                                                                                               \
-            for (u64 item = blockIdx.x; find_tile(groups, parts, part_count, runs, item, tile); item += gridDim.x)     \
+            for (u64 item = blockIdx.x; find_tile(groups, parts, part_count, BITS, runs, item, tile);                    \
+                 item += gridDim.x)                                                                                    \
                 copy_tile(product, groups, tile, ring, jobs[job++ % JOBS]);                                            \
             tell_end(groups, tile, ring, jobs[job % JOBS]);                                                            \
             return;                                                                                                    \
@@ -404,6 +408,6 @@ template <class E> DEVICE void consume_tile(const Product &product, const Job &j
             await_barrier(ring.here + ring.stage, ring.turn);                                                          \
             if (jobs[job % JOBS].count == 0u)                                                                          \
                 return;                                                                                                \
-            RUN(product, jobs[job % JOBS], ring);                                                                      \
+            consume_tile<ENCODING>(product, jobs[job % JOBS], ring);                                                   \
         }                                                                                                              \
     }

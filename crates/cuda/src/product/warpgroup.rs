@@ -3,13 +3,33 @@
 use flint_backend::Result;
 
 use super::groups::{Groups, Manner};
-use super::table::{Encoding, Family, UNIT};
+use super::table::{Encoding, Family, UNIT, UnitPart};
 use crate::kernels::Kernel;
-use crate::matrix::Stack;
+use crate::matrix::{Stack, Units};
 use crate::queue::{Args, Grid, Limits, Queue};
 
+const FILE: &str = "product_warpgroup.cu";
 static INPUTS: Kernel = Kernel::new("product_inputs_tiled", "product_inputs_tiled.cu");
-static PRODUCT: Kernel = Kernel::new("product_warpgroup", "product_warpgroup.cu");
+static BF16: Kernel = Kernel::new("product_warpgroup_bf16", FILE);
+static FP8: Kernel = Kernel::new("product_warpgroup_fp8", FILE);
+static AFFINE_2: Kernel = Kernel::new("product_warpgroup_2", FILE);
+static AFFINE_3: Kernel = Kernel::new("product_warpgroup_3", FILE);
+static AFFINE_4: Kernel = Kernel::new("product_warpgroup_4", FILE);
+static AFFINE_5: Kernel = Kernel::new("product_warpgroup_5", FILE);
+static AFFINE_6: Kernel = Kernel::new("product_warpgroup_6", FILE);
+static AFFINE_8: Kernel = Kernel::new("product_warpgroup_8", FILE);
+
+/// Each encoding's kernel, by the low bits of its number.
+static KERNELS: [(u32, &Kernel); 8] = [
+    (0, &BF16),
+    (1, &FP8),
+    (2, &AFFINE_2),
+    (3, &AFFINE_3),
+    (4, &AFFINE_4),
+    (5, &AFFINE_5),
+    (6, &AFFINE_6),
+    (8, &AFFINE_8),
+];
 
 /// The capability whose devices have these instructions.
 const CAPABILITY: u32 = 90;
@@ -21,7 +41,7 @@ const MOST_STAGES: usize = 6;
 const RUN_SCALES: usize = 256;
 const TOTALS: usize = 64 * TILE_RUNS * 32 * 4;
 /// Shared memory that is not for stages: what the kernel declares itself, and the driver's.
-const STATIC_SHARED: usize = 2 << 10;
+const STATIC_SHARED: usize = 6 << 10;
 /// Units that a warp rounds.
 const ROUNDED_UNITS: usize = 4;
 
@@ -40,11 +60,9 @@ struct Ring {
 }
 
 impl Ring {
-    fn of(limits: Limits, encodings: impl Iterator<Item = Encoding> + Clone) -> Self {
-        let run = |encoding: Encoding| 2 * encoding.unit_bytes() + RUN_SCALES;
-        let codes = encodings.clone().map(run).max().unwrap_or(0);
-        let stage_bytes = 2 * TILE_ROWS * 128 + TILE_RUNS * codes;
-        let totals = if encodings.clone().any(|encoding| encoding == Encoding::Fp8) { TOTALS } else { 0 };
+    fn of(limits: Limits, encoding: Encoding) -> Self {
+        let stage_bytes = 2 * TILE_ROWS * 128 + TILE_RUNS * (2 * encoding.unit_bytes() + RUN_SCALES);
+        let totals = if encoding == Encoding::Fp8 { TOTALS } else { 0 };
         let room = (limits.shared_bytes as usize).saturating_sub(STATIC_SHARED + totals);
         Self { stages: (room / stage_bytes).min(MOST_STAGES), stage_bytes, totals }
     }
@@ -79,26 +97,32 @@ pub(crate) fn multiply(queue: &mut Queue, stack: &Stack, groups: &Groups) -> Res
         Args::new().address(groups.x.address).u32(stack.inputs).address(rounded).u32(rows).u32(ROUNDED_UNITS);
     queue.launch(&INPUTS, grid, groups.args(args, TILE_ROWS, sorted))?;
     for units in &stack.units {
-        let (limits, parts) = (queue.limits(), &units.parts);
-        let ring = Ring::of(limits, parts.iter().map(|(encoding, _)| *encoding));
-        let runs: usize = parts.iter().map(|(_, part)| (part.tiles as usize).div_ceil(TILE_RUNS)).sum();
-        let blocks = (runs * tiles).min(limits.multiprocessors as usize);
-        let grid =
-            Grid { blocks: [blocks as u32, 1, 1], threads: THREADS as u32, shared: ring.bytes() as u32 };
-        let args = Args::new()
-            .address(units.table)
-            .u32(parts.len())
-            .u32(runs)
-            .u32(stack.inputs)
-            .address(rounded)
-            .u32(rows)
-            .u32(ring.stages)
-            .u32(ring.stage_bytes)
-            .u32(ring.totals)
-            .address(groups.out.address);
-        queue.launch(&PRODUCT, grid, groups.args(args, TILE_ROWS, sorted))?;
+        for (index, kernel) in KERNELS {
+            let of_kernel = |part: &&(Encoding, UnitPart)| part.0.number() & 15 == index;
+            let Some((encoding, _)) = units.parts.iter().find(of_kernel) else { continue };
+            let runs = |(_, part): &(Encoding, UnitPart)| (part.tiles as usize).div_ceil(TILE_RUNS);
+            let runs = units.parts.iter().filter(of_kernel).map(runs).sum();
+            let ring = Ring::of(queue.limits(), *encoding);
+            let blocks = (runs * tiles).min(queue.limits().multiprocessors as usize);
+            let grid =
+                Grid { blocks: [blocks as u32, 1, 1], threads: THREADS as u32, shared: ring.bytes() as u32 };
+            let args = product_args(stack, units, runs, ring).address(rounded).u32(rows);
+            let args = args.address(groups.out.address);
+            queue.launch(kernel, grid, groups.args(args, TILE_ROWS, sorted))?;
+        }
     }
     Ok(())
+}
+
+fn product_args(stack: &Stack, units: &Units, runs: usize, ring: Ring) -> Args {
+    Args::new()
+        .address(units.table)
+        .u32(units.parts.len())
+        .u32(runs)
+        .u32(stack.inputs)
+        .u32(ring.stages)
+        .u32(ring.stage_bytes)
+        .u32(ring.totals)
 }
 
 #[cfg(test)]
@@ -110,12 +134,10 @@ mod tests {
         let h200 = Limits { multiprocessors: 132, shared_bytes: 227 << 10, capability: CAPABILITY };
         let affine = [2, 3, 4, 5, 6, 8].map(|bits| Encoding::Affine { bits, group: 64, wide: false });
         for encoding in affine.into_iter().chain([Encoding::Bf16, Encoding::Fp8]) {
-            let ring = Ring::of(h200, std::iter::once(encoding));
+            let ring = Ring::of(h200, encoding);
             assert!(ring.stages >= 3 && ring.bytes() + STATIC_SHARED <= 227 << 10, "{encoding:?}: {ring:?}");
             // The tensor cores' pattern repeats after 1 KiB.
             assert_eq!(ring.stage_bytes % 1024, 0, "{encoding:?}: {ring:?}");
         }
-        let mixed = Ring::of(h200, [Encoding::Bf16, Encoding::Fp8].into_iter());
-        assert!(mixed.stages >= 2, "{mixed:?}");
     }
 }

@@ -49,9 +49,9 @@ struct Tile {
 };
 
 // What the copying warps tell the others of a tile: a tile without rows is the end. `out`: rows of the outputs.
-struct Job {
-    u32 count, first_run, first_output, share, outputs;
+struct __align__(8) Job {
     u32 out[TILE_ROWS];
+    u32 count, first_run, first_output, share, outputs;
 };
 
 // Jobs that are kept: copies are at most MOST_STAGES tiles ahead.

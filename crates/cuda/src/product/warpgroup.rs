@@ -101,7 +101,7 @@ pub(crate) fn multiply(queue: &mut Queue, stack: &Stack, groups: &Groups) -> Res
             let of_kernel = |part: &&(Encoding, UnitPart)| part.0.number() & 15 == index;
             let Some((encoding, _)) = units.parts.iter().find(of_kernel) else { continue };
             let runs = |(_, part): &(Encoding, UnitPart)| (part.tiles as usize).div_ceil(TILE_RUNS);
-            let runs = units.parts.iter().filter(of_kernel).map(runs).sum();
+            let runs: usize = units.parts.iter().filter(of_kernel).map(runs).sum();
             let ring = Ring::of(queue.limits(), *encoding);
             let blocks = (runs * tiles).min(queue.limits().multiprocessors as usize);
             let grid =

@@ -183,3 +183,21 @@ impl Weights {
         self.magnitudes[row * self.cols + col]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_rounding_to_bf16_is_that_of_numbers_that_fp32_holds() {
+        let mut seed = Seed::new(3);
+        for _ in 0..10_000 {
+            let value = seed.normal() * 3.0;
+            assert_eq!(round_to_bf16(f64::from(value)), f64::from(half::bf16::from_f32(value).to_f32()), "{value}");
+        }
+        // Half a step above 1, and a little more than fp32 could say.
+        assert_eq!(round_to_bf16(1.0 + 1.0 / 256.0), 1.0);
+        assert_eq!(round_to_bf16(1.0 + 1.0 / 256.0 + 2f64.powi(-40)), 1.0 + 1.0 / 128.0);
+        assert_eq!(round_to_bf16(0.0), 0.0);
+    }
+}

@@ -78,11 +78,11 @@ class Bench:
         self.results.add("failed", stage=name, why=why)
         return None
 
-    def flint(self, name, folder, *options, wrapper=()):
+    def flint(self, name, folder, *options, wrapper=(), limit=None):
         """A run of `flint bench`, recorded."""
         device = ["--device", "cpu", "--threads", "1"] if self.asked.dry else ["--device", "cuda"]
         command = [*wrapper, self.asked.flint, "bench", folder, *device, *options, "--json"]
-        said = self.run(name, command)
+        said = self.run(name, command, limit)
         if said is None:
             return None
         report = json.loads(said[said.index("{"):])
@@ -164,7 +164,8 @@ class Bench:
             return
         kernels = next((run["kernels"] for run in self.main["runs"] if run["kind"] == "decode" and run["batch"] == 1), 0)
         self.environment.update(CUDA_INJECTION64_PATH=str(library), FLINT_TRACE=str(trace))
-        report = self.flint("trace", self.slice, "--prompt", "16", "--decode", "48", "--batch", "1", "--repeat", "1")
+        report = self.flint("trace", self.slice, "--prompt", "16", "--decode", "48", "--batch", "1", "--repeat", "1",
+                            limit=60)
         del self.environment["CUDA_INJECTION64_PATH"], self.environment["FLINT_TRACE"]
         found = report and trace.exists() and steps_of(trace, round(kernels))
         if found:
@@ -183,7 +184,7 @@ class Bench:
         wrapper = [ncu, "--profile-from-start", "off", "--clock-control", "none", "--cache-control", "none", "--metrics",
                    metrics, "--csv", "--log-file", log]
         report = self.flint("profile", self.slice, *rows, "--prompt", prompt, "--decode", "2", "--batch", "1",
-                            "--block", "8", "--repeat", "1", "--profile", wrapper=wrapper)
+                            "--block", "8", "--repeat", "1", "--profile", wrapper=wrapper, limit=100)
         if report:
             for step in profile_of(log, report["marked"]):
                 self.results.add("profile", **step)

@@ -52,6 +52,13 @@ impl<B: Backend> Feed<B> {
     }
 }
 
+/// The rows inside a SwiGLU block.
+struct Inner<Buf> {
+    /// Gate, then up.
+    both: Rows<Buf>,
+    activated: Rows<Buf>,
+}
+
 impl<B: Backend> Dense<B> {
     fn run(
         &self,
@@ -61,11 +68,24 @@ impl<B: Backend> Dense<B> {
         x: &Rows<B::Buffer>,
         out: Rows<B::Buffer>,
     ) -> Result<()> {
-        let both = slab.rows(x.rows, 2 * self.width);
-        let inner = slab.rows(x.rows, self.width);
-        backend.linear(&Linear { out: both.clone(), x: x.clone(), matrix: self.gate_up.clone() })?;
-        swiglu(backend, config, &both, &inner)?;
-        Ok(backend.linear(&Linear { out, x: inner, matrix: self.down.clone() })?)
+        let inner = self.inner(slab, x.rows);
+        self.widen(backend, x, &inner)?;
+        swiglu(backend, config, &inner.both, &inner.activated)?;
+        self.narrow(backend, &inner, out)
+    }
+
+    fn inner(&self, slab: &mut Slab<'_, B>, rows: usize) -> Inner<B::Buffer> {
+        Inner { both: slab.rows(rows, 2 * self.width), activated: slab.rows(rows, self.width) }
+    }
+
+    fn widen(&self, backend: &mut B, x: &Rows<B::Buffer>, to: &Inner<B::Buffer>) -> Result<()> {
+        let matrix = self.gate_up.clone();
+        Ok(backend.linear(&Linear { out: to.both.clone(), x: x.clone(), matrix })?)
+    }
+
+    fn narrow(&self, backend: &mut B, from: &Inner<B::Buffer>, out: Rows<B::Buffer>) -> Result<()> {
+        let matrix = self.down.clone();
+        Ok(backend.linear(&Linear { out, x: from.activated.clone(), matrix })?)
     }
 }
 
@@ -113,10 +133,14 @@ impl<B: Backend> Sparse<B> {
             picks_per_row,
             slots: slots.clone(),
         };
+        // Routed and shared experts step by step beside each other: a device may take two neighbours at once.
+        let shared_inner = self.shared.inner(slab, rows);
         backend.expert_linear(&product(&both, &x, &self.experts.gate_up))?;
+        self.shared.widen(backend, &x, &shared_inner)?;
         swiglu(backend, config, &both, &inner)?;
+        swiglu(backend, config, &shared_inner.both, &shared_inner.activated)?;
         backend.expert_linear(&product(&pairs, &inner, &self.experts.down))?;
-        self.shared.run(backend, config, slab, &x, shared.clone())?;
+        self.shared.narrow(backend, &shared_inner, shared.clone())?;
         crate::glm::look(backend, probe, Point::Shared(layer), &shared)?;
         Ok(backend.combine(&Combine { out: y, pairs, weights, shared })?)
     }

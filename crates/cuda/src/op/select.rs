@@ -10,8 +10,8 @@ use crate::buffer::RowsF32;
 use crate::kernels::Kernel;
 use crate::queue::{Args, Grid, Queue};
 
-static SCORE_POOLS: Kernel = Kernel::new("score_pools", "select.cu");
-static PICK_POOLS: Kernel = Kernel::new("pick_pools", "select.cu");
+static SCORE_POOLS: Kernel = Kernel::new("score_pools", "select.cu").early();
+static PICK_POOLS: Kernel = Kernel::new("pick_pools", "select.cu").early();
 
 /// Pools of a block that scores.
 const BLOCK_POOLS: usize = 256;

@@ -38,6 +38,16 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
         let run = move || complaint(&law::check(|| stepped(device), op));
         add(format!("law-in-steps/{op}"), Box::new(run));
     }
+    type Join = fn(usize) -> String;
+    let joins: [(&str, Join); 4] = [
+        ("kda", crate::joined::kda),
+        ("dsa", crate::joined::dsa),
+        ("router", crate::joined::router),
+        ("activations", crate::joined::activations),
+    ];
+    for (what, check) in joins {
+        add(format!("joined/{what}"), Box::new(move || check(device)));
+    }
     for tiny in TINY {
         add(format!("inside/{tiny:?}"), Box::new(move || inside(tiny, device)));
         add(format!("graphs/{tiny:?}"), Box::new(move || graphs(tiny, device)));

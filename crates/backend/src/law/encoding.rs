@@ -143,7 +143,9 @@ impl Weights {
             all.stored.iter_mut().for_each(|stored| stored.extend(&values));
             let rounded = rounded && matches!(part.form, Form::Affine { kind: PlainType::Bf16, .. });
             if rounded {
-                values.iter_mut().for_each(|value| *value = round_to_bf16(*value));
+                for value in &mut values {
+                    *value = round_to_bf16(*value);
+                }
             }
             let bias = |place: usize| match &part.form {
                 Form::Affine { group, kind, biases, .. } => {

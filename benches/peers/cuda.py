@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 import cuda_report
-from cuda_tools import Jobs, Results, drop_cached, profile_of, read_rate
+from cuda_tools import Jobs, Results, build_tracer, drop_cached, profile_of, read_rate, steps_of
 
 HERE = Path(__file__).resolve().parent
 PYTHON = sys.executable
@@ -59,11 +59,18 @@ class Bench:
         began = time.monotonic()
         try:
             with open(log, "w") as errors:
-                done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, stderr=errors, text=True,
-                                      timeout=limit, env=environment or self.environment, cwd=cwd, check=False)
-            if done.returncode == 0:
-                return done.stdout
-            why = f"status {done.returncode}: {(done.stdout[-300:] + log.read_text()[-700:]).strip()}"
+                process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=errors, text=True,
+                                           env=environment or self.environment, cwd=cwd, process_group=0)
+            try:
+                said, _ = process.communicate(timeout=limit)
+            finally:
+                # A profiler or checker leaves its own child behind when it is ended.
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            if process.returncode == 0:
+                return said
+            why = f"status {process.returncode}: {(said[-300:] + log.read_text()[-700:]).strip()}"
         except subprocess.TimeoutExpired:
             why = f"still running after {time.monotonic() - began:.0f} s"
         except OSError as error:
@@ -71,11 +78,11 @@ class Bench:
         self.results.add("failed", stage=name, why=why)
         return None
 
-    def flint(self, name, folder, *options, wrapper=()):
+    def flint(self, name, folder, *options, wrapper=(), limit=None):
         """A run of `flint bench`, recorded."""
         device = ["--device", "cpu", "--threads", "1"] if self.asked.dry else ["--device", "cuda"]
         command = [*wrapper, self.asked.flint, "bench", folder, *device, *options, "--json"]
-        said = self.run(name, command)
+        said = self.run(name, command, limit)
         if said is None:
             return None
         report = json.loads(said[said.index("{"):])
@@ -101,6 +108,7 @@ class Bench:
         """Flint's figures."""
         dry, results = self.asked.dry, self.results
         preset = "tiny" if dry else "slice"
+        self.main = None
         self.slice = self.disk / "slice4"
         began = time.monotonic()
         if self.run("slice4", self.checkpoint(self.slice, "--preset", preset, *FOUR_BITS)) is None:
@@ -122,6 +130,7 @@ class Bench:
             drop_cached(self.slice)
             self.flint("deep", self.slice, *rows, "--prompt", f"{prompt},{deep}", "--behind", deep, "--decode",
                        decode, "--batch", "1", "--repeat", "1")
+            self.trace()
         self.profile(rows, prompt)
         if full:
             if not self.jobs.wait(full, self.left() - 20):
@@ -145,6 +154,25 @@ class Bench:
         rates["memory_1"], rates["memory_4"] = read_rate(files, 1), read_rate(files, 4)
         self.results.add("reads", bytes=sum(file.stat().st_size for file in files), bytes_per_second=rates)
 
+    def trace(self):
+        """Where a decoding step's time goes while it runs as a graph: kernels, and the gaps between them."""
+        if self.asked.dry or not self.main:
+            return
+        library, trace = self.work / "trace.so", self.out / "trace.txt"
+        if why := build_tracer(HERE / "trace.c", library):
+            self.results.add("skipped", stage="trace", why=why)
+            return
+        kernels = next((run["kernels"] for run in self.main["runs"] if run["kind"] == "decode" and run["batch"] == 1), 0)
+        self.environment.update(CUDA_INJECTION64_PATH=str(library), FLINT_TRACE=str(trace))
+        report = self.flint("trace", self.slice, "--prompt", "16", "--decode", "48", "--batch", "1", "--repeat", "1",
+                            limit=60)
+        del self.environment["CUDA_INJECTION64_PATH"], self.environment["FLINT_TRACE"]
+        found = report and trace.exists() and steps_of(trace, round(kernels))
+        if found:
+            self.results.add("trace", kind="decode", rows=1, agrees=True, **found)
+        else:
+            self.results.add("skipped", stage="trace", why="it holds no steps of the kernels that Flint counted")
+
     def profile(self, rows, prompt):
         """Times of single kernels, of one step of each kind, by Nsight Compute."""
         ncu = shutil.which("ncu")
@@ -155,8 +183,8 @@ class Bench:
         metrics = "gpu__time_duration.sum,dram__bytes.sum"
         wrapper = [ncu, "--profile-from-start", "off", "--clock-control", "none", "--cache-control", "none", "--metrics",
                    metrics, "--csv", "--log-file", log]
-        report = self.flint("profile", self.slice, *rows, "--prompt", prompt, "--decode", "2", "--batch", "1,8",
-                            "--block", "8", "--repeat", "1", "--profile", wrapper=wrapper)
+        report = self.flint("profile", self.slice, *rows, "--prompt", prompt, "--decode", "2", "--batch", "1",
+                            "--block", "8", "--repeat", "1", "--profile", wrapper=wrapper, limit=100)
         if report:
             for step in profile_of(log, report["marked"]):
                 self.results.add("profile", **step)
@@ -173,13 +201,18 @@ class Bench:
             paths = [str(target), self.environment.get("PYTHONPATH", "")]
             self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
+    def start_fla(self):
+        """Compiles and tunes its kernels in the background: minutes of one core, and nearly nothing of the device."""
+        self.fla_command = [PYTHON, HERE / "bench_kda_fla.py", *(["--rows", "64"] if self.asked.dry else [])]
+        self.fla_job = self.jobs.start("fla-compile", self.fla_command, self.environment)
+
     def fla(self):
-        command = [PYTHON, HERE / "bench_kda_fla.py", *(["--rows", "64"] if self.asked.dry else [])]
-        # Its kernels are compiled and tuned by the first run; the second finds the compiled ones.
-        if self.run("fla-compile", command, limit=100) is None:
+        if not self.jobs.wait(self.fla_job, min(150.0, self.left() - 20)):
+            self.results.add("failed", stage="fla", why="its kernels were not compiled: fla-compile.log")
+            self.fla_job.tell(signal.SIGKILL)
             return
         with self.jobs.quiet():
-            said = self.run("fla", command, limit=60)
+            said = self.run("fla", self.fla_command, limit=90)
         if said:
             self.results.add("fla", **json.loads(said.strip().splitlines()[-1]))
 
@@ -249,16 +282,17 @@ class Bench:
                 row = json.loads(line)
                 self.results.add("llama", kind="decode of several", tokens=row["pl"], rate=row["speed_tg"])
 
-    def transformers(self):
+    def start_transformers(self):
+        """Writes its checkpoint in the background."""
         folder = self.work / "bf16"
         needed = 30e9
         if not self.asked.dry and shutil.disk_usage(self.work).free < needed:
             self.results.add("skipped", stage="transformers", why="less than 30 GB are free for its checkpoint")
-            return
+            return None
         job = self.jobs.start("bf16", self.checkpoint(folder, "--preset", "tiny" if self.asked.dry else "slice"))
         return job, folder
 
-    def run_transformers(self, job, folder):
+    def transformers(self, job, folder):
         if not self.jobs.wait(job, self.left() - 30):
             self.results.add("failed", stage="transformers", why="its checkpoint was not written: bf16.log")
             return
@@ -356,13 +390,14 @@ def peers(bench):
         with contextlib.suppress(OSError, subprocess.CalledProcessError, IndexError):
             bench.start_llama()
     bench.site()
+    bench.start_fla()
     bench.own()
-    bench.fla()
-    waiting = None if asked.no_transformers else bench.transformers()
+    waiting = None if asked.no_transformers else bench.start_transformers()
     if asked.llama and hasattr(bench, "build"):
         bench.llama()
+    bench.fla()
     if waiting:
-        bench.run_transformers(*waiting)
+        bench.transformers(*waiting)
 
 
 if __name__ == "__main__":

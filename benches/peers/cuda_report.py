@@ -108,11 +108,13 @@ def kernel_rows(report, records):
             goal = against(run.kernels / report.layers, 12, least=False) if run.batch == 1 else ""
             rows.append(("D3", f"kernels of a {run.kind} of {run.batch}, embedding and head with them",
                          f"{run.kernels:.0f}, {run.kernels / report.layers:.1f} a layer", "", "", goal))
-    step = records.last("profile", kind="decode", rows=1)
+    traced = records.last("trace")
+    step = traced or records.last("profile", kind="decode", rows=1)
     if step and one:
         gaps = max(0.0, 1 - step["us"] / (one.step * 1e6))
-        rows.append(("D3", "gaps between kernels over a step", f"{one.step * 1e6:.0f} us a step",
-                     f"{step['us']:.0f} us of kernels alone", percent(gaps), against(gaps, 0.15, least=False)))
+        how = "in which a kernel runs" if traced else "of kernels, each alone"
+        rows.append(("D3", "gaps between kernels over a step, the host's part with them", f"{one.step * 1e6:.0f} us a step",
+                     f"{step['us']:.0f} us {how}", percent(gaps), against(gaps, 0.15, least=False)))
     return rows
 
 
@@ -138,7 +140,7 @@ def deep_rows(report, short):
 def scan_rows(report, fla):
     rows, times = [], (fla or {}).get("ms", {})
     for scan in report.report["scans"]:
-        whole = times.get("with norms and gates") or times.get("with norms")
+        whole = times.get("with norms and gates")
         bare = min((times[name] for name in ("scan", "scan, bounded gates") if times.get(name)), default=None)
         what = f"scan of {scan['rows']} rows, {scan['heads']} heads of {scan['head_dim']}"
         floor = scan["bytes"] / report.bandwidth * 1e3
@@ -193,14 +195,19 @@ def peer_rows(report, records):
 
 
 def profile_lines(step):
-    head = f"\nOne {step['kind']} of {step['rows']}: {step['launches']} kernels, {step['us']:.0f} us, {step['mb']:.0f} MB moved"
+    head = f"\nOne {step['kind']} of {step['rows']}: {step['launches']} kernels, {step['us']:.0f} us"
+    if "span_us" in step:
+        head += f" of {step['span_us']:.0f} us from its first to its last, in its graph (kernels may overlap)"
+    else:
+        head += f", {step['mb']:.0f} MB moved, each kernel alone"
     lines = [head + ("" if step["agrees"] else " (the profiler saw another number of kernels)")]
     for kernel in step["kernels"]:
         if kernel["us"] < LEAST_PART * step["us"]:
             continue
         each = kernel["us"] / kernel["count"]
+        rate = f" {kernel['mb'] / kernel['us']:6.2f} TB/s" if kernel["mb"] else ""
         lines.append(f"  {kernel['name']:<28} {kernel['grid']:<16} {kernel['count']:4d} × {each:9.2f} us "
-                     f"{kernel['us'] / step['us'] * 100:5.1f} % {kernel['mb'] / kernel['us'] if kernel['us'] else 0:6.2f} TB/s")
+                     f"{kernel['us'] / step['us'] * 100:5.1f} %{rate}")
     return lines
 
 
@@ -242,7 +249,7 @@ def table(records, draw=lined_up):
         rows += peer_rows(short, records)
     head = ("", "figure", "value", "floor or peer", "share", "goal")
     lines += draw([head, *rows])
-    for step in records.all("profile"):
+    for step in records.all("trace") + records.all("profile"):
         lines += profile_lines(step)
     checks = records.all("sanitize")
     if checks:

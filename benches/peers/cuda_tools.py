@@ -2,9 +2,13 @@
 import contextlib
 import csv
 import ctypes
+import glob
+import importlib.util
 import json
 import os
+import re
 import signal
+import statistics
 import subprocess
 import threading
 import time
@@ -195,3 +199,58 @@ def profile_of(log, marked):
         yield dict(kind=step["kind"], rows=step["rows"], launches=len(own), agrees=counted == len(launches),
                    us=round(sum(launch.get("us", 0.0) for launch in own), 1),
                    mb=round(sum(launch.get("mb", 0.0) for launch in own), 1), kernels=kernels)
+
+
+def build_tracer(source, library):
+    """Builds trace.c with the CUPTI of the toolkit or of its Python package; an error's text where that fails."""
+    roots = sorted(glob.glob("/usr/local/cuda*"))
+    package = importlib.util.find_spec("nvidia")
+    for folder in package.submodule_search_locations if package else []:
+        roots += sorted(glob.glob(f"{folder}/*"))
+    includes = [f"-I{folder}" for root in roots for folder in (f"{root}/extras/CUPTI/include", f"{root}/include")
+                if os.path.isdir(folder)]
+    said = "no cupti.h below " + ", ".join(roots)
+    for root in roots:
+        heads = glob.glob(f"{root}/extras/CUPTI/include/cupti_activity.h") + glob.glob(f"{root}/include/cupti_activity.h")
+        binaries = [path for folder in ("extras/CUPTI/lib64", "lib64", "lib", "targets/x86_64-linux/lib")
+                    for path in sorted(glob.glob(f"{root}/{folder}/libcupti.so*"))]
+        if not heads or not binaries:
+            continue
+        # The newest record is the one that the library of the same release writes.
+        names = re.findall(r"} (CUpti_ActivityKernel\d+);", Path(heads[0]).read_text())
+        binary = binaries[-1]
+        command = ["cc", "-shared", "-fPIC", "-O2", f"-DKERNEL={names[-1]}", f"-I{os.path.dirname(heads[0])}", *includes,
+                   str(source), "-o", str(library), binary, f"-Wl,-rpath,{os.path.dirname(binary)}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return None
+        said = done.stderr[-500:]
+    return said
+
+
+def steps_of(trace, kernels):
+    """The steps of a trace that ran as graphs of so many kernels: what the median one holds."""
+    with open(trace) as file:
+        rows = [line.rstrip("\n").split(" ", 4) for line in file]
+    launches = sorted((int(start), int(end), grid, name.split("(")[0]) for start, end, graph, grid, name in rows if graph != "0")
+    steps = [launches[first:first + kernels] for first in range(0, len(launches) - kernels, kernels)]
+    # The first steps warm up; those after the decoding are other graphs.
+    same = [step for step in steps[2:] if [launch[2:] for launch in step] == [launch[2:] for launch in steps[1]]]
+    if len(same) < 4:
+        return None
+    busy, spans, classes = [], [], {}
+    for step in same:
+        end, filled = step[0][0], 0
+        for first, last, _, _ in step:
+            filled += max(0, last - max(first, end))
+            end = max(end, last)
+        busy.append(filled / 1e3)
+        spans.append((end - step[0][0]) / 1e3)
+        for first, last, grid, name in step:
+            entry = classes.setdefault((name, grid), [0, 0.0])
+            entry[0] += 1
+            entry[1] += (last - first) / 1e3
+    ordered = sorted(classes.items(), key=lambda item: -item[1][1])
+    return dict(steps=len(same), launches=kernels, us=round(statistics.median(busy), 1), span_us=round(statistics.median(spans), 1),
+                kernels=[dict(name=name, grid=grid, count=count // len(same), us=round(us / len(same), 2), mb=0.0)
+                         for (name, grid), (count, us) in ordered])

@@ -1,54 +1,16 @@
 // Appends rows to a DSA layer's cache: latents at their positions, and the key of each pool that becomes complete.
+#include "append/members.cuh"
 #include "common/base.cuh"
 #include "common/bf16.cuh"
-#include "common/maths.cuh"
 #include "common/parts.cuh"
-
-// The indexer's inputs of a part. A thread has a channel to itself.
-struct Members {
-    const float* keys;
-    const float* gates;
-    u64 key_stride, gate_stride;
-    const float* ring;
-    u32 ring_rows, width, position;
-
-    // k of a position, from the batch or from the ring; γ stands `gate` further.
-    __device__ __forceinline__ float key(u32 at, u32 channel) const {
-        if (at >= position) return keys[(at - position) * key_stride + channel];
-        return ring[(u64)(at % ring_rows) * 2 * width + channel];
-    }
-
-    __device__ __forceinline__ float gate(u32 at, u32 channel) const {
-        if (at >= position) return gates[(at - position) * gate_stride + channel];
-        return ring[(u64)(at % ring_rows) * 2 * width + width + channel];
-    }
-};
-
-// One channel of a pool's key: Σ_j softmax_j(γ_j + ape_j) · k_j, j ascending.
-DEVICE float pool_key(const Members& members, const float* ape, u32 first, u32 kpool, u32 channel) {
-    float highest = -infinity();
-    for (u32 j = 0; j < kpool; ++j) {
-        float gate = __fadd_rn(members.gate(first + j, channel), ape[j * members.width + channel]);
-        highest = gate > highest ? gate : highest;
-    }
-    float total = 0.0f, sum = 0.0f;
-    for (u32 j = 0; j < kpool; ++j) {
-        float gate = __fadd_rn(members.gate(first + j, channel), ape[j * members.width + channel]);
-        total = __fadd_rn(total, exponential(__fadd_rn(gate, -highest)));
-    }
-    for (u32 j = 0; j < kpool; ++j) {
-        float gate = __fadd_rn(members.gate(first + j, channel), ape[j * members.width + channel]);
-        float share = __fdiv_rn(exponential(__fadd_rn(gate, -highest)), total);
-        sum = __fmaf_rn(share, members.key(first + j, channel), sum);
-    }
-    return sum;
-}
 
 // Grid: a block for each row. The block of the row that completes a part's first pool also moves the ring (or that of row 0,
 // when none is completed): only that pool reads it, channel by channel, before it is written.
 KERNEL dsa_append(const float* latents, u32 latents_stride, const float* keys, u32 keys_stride, const float* gates,
                   u32 gates_stride, const float* ape, u32 rank, u32 width, u32 kpool, u32 page_rows, u32 ring_rows,
                   const DsaPart* parts, const u32* row_parts, u16* const* latent_pages, u16* const* key_pages) {
+    grid_release();
+    grid_wait();
     u64 row = blockIdx.x;
     u32 index = row_parts[row];
     if (index == NO_PART) return;

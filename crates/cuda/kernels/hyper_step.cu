@@ -317,7 +317,9 @@ hc_step(float* out, u32 out_stride, float* mix, u32 mix_stride, float* streams, 
                  weights_stride, shared_stride, picks};
     u32 each = ceil_div(rows, gridDim.y), first = blockIdx.y * each, count = min(each, rows - first);
     u64 row_chains = (u64)gridDim.x * STREAMS * SUMS;
+    grid_release();
     request_function(numbers_room, site, hidden);
+    grid_wait();
     take_columns(x, streams, streams_stride, left, hidden, first, count);
     copy_async_wait<0>();
     __syncthreads();

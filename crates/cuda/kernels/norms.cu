@@ -1,61 +1,24 @@
-// Norms over rows, and what a KDA scan needs of a row. A thread takes every blockDim-th element, ascending, in one chain.
+// Norms over rows, and what a KDA scan needs of a row.
 #include "common/base.cuh"
 #include "common/maths.cuh"
 #include "common/factors.cuh"
 #include "common/reduce.cuh"
+#include "norm/rows.cuh"
 
-// Elements that a thread keeps: those of the widest usual row.
-#define KEPT 8
-
-// A thread's elements of a row, all asked for at once; zeros behind `width`.
-DEVICE void keep_row(float (&kept)[KEPT], const float* x, u32 width) {
-#pragma unroll
-    for (u32 k = 0; k < KEPT; ++k) {
-        u32 i = threadIdx.x + k * blockDim.x;
-        kept[k] = i < width ? x[i] : 0.0f;
-    }
-}
-
-// Adds a thread's other elements to its chain, ascending.
-template <typename Add> DEVICE float chain_row(const float (&kept)[KEPT], const float* x, u32 width, Add add) {
-    float chain = 0.0f;
-#pragma unroll
-    for (u32 k = 0; k < KEPT; ++k)
-        if (threadIdx.x + k * blockDim.x < width) chain = add(chain, kept[k]);
-    for (u32 i = threadIdx.x + KEPT * blockDim.x; i < width; i += blockDim.x) chain = add(chain, x[i]);
-    return chain;
-}
-
-// Visits a thread's elements with their values.
-template <typename Visit> DEVICE void each_element(const float (&kept)[KEPT], const float* x, u32 width, Visit visit) {
-#pragma unroll
-    for (u32 k = 0; k < KEPT; ++k) {
-        u32 i = threadIdx.x + k * blockDim.x;
-        if (i < width) visit(i, kept[k], k);
-    }
-    for (u32 i = threadIdx.x + KEPT * blockDim.x; i < width; i += blockDim.x) visit(i, x[i], KEPT);
-}
-
-// Grid: a block for each row. `out` may be `x`: an element is written by the thread that reads it.
+// Grid: a block for each row.
 KERNEL rms_norm(float* out, u32 out_stride, const float* x, u32 x_stride, const float* weight, u32 width, float epsilon) {
     __shared__ float room[32];
+    grid_release();
     u64 row = blockIdx.x;
-    out += row * out_stride;
-    x += row * x_stride;
-    float kept[KEPT], weights[KEPT];
-    keep_row(kept, x, width);
-    keep_row(weights, weight, width);
-    float chain = chain_row(kept, x, width, [](float sum, float value) { return __fmaf_rn(value, value, sum); });
-    float factor = rms_factor(block_sum(chain, room), width, epsilon);
-    each_element(kept, x, width, [&](u32 i, float value, u32 k) {
-        out[i] = __fmul_rn(__fmul_rn(value, factor), k < KEPT ? weights[k] : weight[i]);
-    });
+    rms_row(out + row * out_stride, x + row * x_stride, weight, width, epsilon, room, [] { grid_wait(); });
 }
 
 // Grid: a block for each row.
 KERNEL layer_norm(float* out, u32 out_stride, const float* x, u32 x_stride, const float* weight, const float* bias, u32 width,
                   float epsilon) {
     __shared__ float room[32];
+    grid_release();
+    grid_wait();
     u64 row = blockIdx.x;
     out += row * out_stride;
     x += row * x_stride;
@@ -92,6 +55,8 @@ DEVICE void gated_head(float* out, const float* o, const float* gate, const floa
 // Grid: a warp for each head of each row.
 KERNEL gated_norm(float* out, u32 out_stride, const float* o, u32 o_stride, const float* gate,
                                       u32 gate_stride, const float* weight, u32 rows, u32 heads, u32 dim, float epsilon) {
+    grid_release();
+    grid_wait();
     u64 item = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (item >= (u64)rows * heads) return;
     u64 row = item / heads, at = item % heads * dim;
@@ -120,6 +85,8 @@ DEVICE void prepare_head(float* q, float* k, float* decay, float* beta, const fl
 KERNEL kda_prepare(float* qkv, u32 qkv_stride, float* decay, u32 decay_stride, float* beta,
                                        u32 beta_stride, const float* dt_bias, const float* a_log, u32 rows, u32 heads,
                                        u32 dim, u32 bounded, float bound) {
+    grid_release();
+    grid_wait();
     u64 item = (u64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (item >= (u64)rows * heads) return;
     u64 row = item / heads, head = item % heads, at = head * dim;

@@ -4,11 +4,13 @@
 #define MOST_MEMBERS 2048u
 
 // A block for each slot: counts all slots, then finds its own pairs. 1024 threads.
-KERNEL sort_pairs(const u32 *__restrict__ picks, const u32 *__restrict__ slots, u32 experts, u32 members, u32 pairs,
-                  u32 columns, u32 *__restrict__ order, u32 *__restrict__ starts, u32 *__restrict__ group_starts)
+KERNEL sort_pairs(const u32 *picks, const u32 *__restrict__ slots, u32 experts, u32 members, u32 pairs,
+                  u32 columns, u32 *order, u32 *starts, u32 *group_starts)
 {
     __shared__ u32 counts[MOST_MEMBERS];
     __shared__ u32 warp_counts[32];
+    grid_release();
+    grid_wait();
     u32 slot = blockIdx.x, lane = lane_index(), warp = warp_index();
     for (u32 i = threadIdx.x; i < members; i += blockDim.x)
         counts[i] = 0u;

@@ -2,6 +2,7 @@
 #include "common/base.cuh"
 #include "common/maths.cuh"
 #include "common/reduce.cuh"
+#include "route/flat.cuh"
 
 // The sum of a group's two best scores (of the only one), the best first.
 DEVICE float two_best(const u64* ranks, const float* scores, const float* bias, u32 first, u32 size) {
@@ -49,69 +50,18 @@ DEVICE void keep_groups(u64* ranks, u64* group_ranks, const float* scores, const
     __syncwarp();
 }
 
-// Experts of a lane in the kernel without groups.
-#define HELD 12
-
-// The same choice without groups, for up to 32 · HELD experts: scores in registers. Expert `k · 32 + lane` is a lane's k-th, so
-// that ballots over k ascend. Grid: a block of one warp for each row. Dynamic shared memory: the picks' scores.
+// The same choice without groups, for up to 32 · HELD experts. Grid: a block of one warp for each row. Dynamic shared memory:
+// the picks' scores.
 KERNEL route_flat(u32* picks, float* weights, u32 weights_stride, const float* logits, u32 logits_stride, const float* bias,
                   u32 experts, u32 picked, u32 normalise, float scaling) {
     extern __shared__ float chosen_scores[];
-    u32 lane = lane_index();
+    grid_release();
     u64 row = blockIdx.x;
-    float score[HELD], offset[HELD];
-    // 0 is no expert: NaN with its sign sorts last, above it.
-    u32 key[HELD], taken = 0;
-#pragma unroll
-    for (u32 k = 0; k < HELD; ++k) {
-        u32 expert = k * WARP + lane;
-        score[k] = expert < experts ? logits[row * logits_stride + expert] : 0.0f;
-        offset[k] = expert < experts ? bias[expert] : 0.0f;
-    }
-#pragma unroll
-    for (u32 k = 0; k < HELD; ++k) {
-        if (k * WARP >= experts) break;
-        score[k] = sigmoid(score[k]);
-        key[k] = k * WARP + lane < experts ? max(ordered(__fadd_rn(score[k], offset[k])), 1u) : 0;
-    }
-    for (u32 j = 0; j < picked; ++j) {
-        u32 best = 0;
-#pragma unroll
-        for (u32 k = 0; k < HELD; ++k)
-            if (k * WARP < experts) best = max(best, key[k]);
-        best = __reduce_max_sync(ALL_LANES, best);
-        // The lowest of those that have it.
-        u32 mine = HELD;
-#pragma unroll
-        for (u32 k = HELD; k-- > 0;)
-            if (k * WARP < experts && key[k] == best) mine = k;
-        u32 winner = 0xFFFFFFFFu - __reduce_max_sync(ALL_LANES, 0xFFFFFFFFu - (mine * WARP + lane));
-        if (winner % WARP != lane) continue;
-#pragma unroll
-        for (u32 k = 0; k < HELD; ++k)
-            if (k == winner / WARP) key[k] = 0, taken |= 1u << k;
-    }
-    // Ascending: the sum and later ones have one order.
-    u32 before = 0;
-#pragma unroll
-    for (u32 k = 0; k < HELD; ++k) {
-        if (k * WARP >= experts) break;
-        u32 lanes = __ballot_sync(ALL_LANES, taken >> k & 1);
-        if (taken >> k & 1) {
-            u32 place = before + __popc(lanes & ((1u << lane) - 1));
-            chosen_scores[place] = score[k];
-            picks[row * picked + place] = k * WARP + lane;
-        }
-        before += __popc(lanes);
-    }
-    __syncwarp();
-    float total = 0.0f;
-#pragma unroll 8
-    for (u32 j = 0; j < picked; ++j) total = __fadd_rn(total, chosen_scores[j]);
-    float divisor = normalise ? __fadd_rn(total, 1e-20f) : 1.0f;
-    for (u32 j = lane; j < picked; j += WARP) {
-        weights[row * weights_stride + j] = __fmul_rn(__fdiv_rn(chosen_scores[j], divisor), scaling);
-    }
+    Held biases = hold(bias, experts);
+    grid_wait();
+    Held held = hold(logits + row * logits_stride, experts);
+    choose_flat(picks + row * picked, weights + row * weights_stride, chosen_scores, held, biases, experts, picked, normalise != 0,
+                scaling);
 }
 
 // Grid: a block of one warp for each row. Dynamic shared memory: ranks of experts, then of groups, then scores, then picks.
@@ -119,6 +69,8 @@ KERNEL route(u32* picks, float* weights, u32 weights_stride, const float* logits
                                  const float* bias, u32 experts, u32 picked, u32 groups, u32 kept, u32 normalise,
                                  float scaling) {
     extern __shared__ u64 route_room[];
+    grid_release();
+    grid_wait();
     u64* ranks = route_room;
     u64* group_ranks = ranks + experts;
     float* scores = (float*)(group_ranks + groups);

@@ -97,6 +97,8 @@ score_pools(u32* scores, u32 stride, const float* q, u32 q_stride, const float* 
             u32 kept, u32 kpool, u32 page_rows, u32 first_row, const DsaPart* parts, const u32* row_parts,
             const u16* const* pages) {
     extern __shared__ uint2 fragments[];
+    grid_release();
+    grid_wait();
     u64 row = first_row + blockIdx.y;
     u32 index = row_parts[row];
     if (index == NO_PART) return;
@@ -225,6 +227,8 @@ extern "C" __global__ void __launch_bounds__(PICK_THREADS)
 pick_pools(u32* picks, const u32* scores, u32 stride, u32 kept, u32 kpool, u32 first_row, const DsaPart* parts,
            const u32* row_parts) {
     __shared__ u32 histogram[256], found[2], room[PICK_THREADS / WARP];
+    grid_release();
+    grid_wait();
     u64 row = first_row + blockIdx.x;
     u32 index = row_parts[row];
     if (index == NO_PART) return;

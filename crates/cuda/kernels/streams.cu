@@ -8,6 +8,8 @@
 // A row number outside `x` gives NaN: the device cannot refuse it.
 KERNEL gather_rows(float* out, u32 out_stride, const float* x, u32 x_stride, u32 x_rows,
                                        const u32* index, u32 width) {
+    grid_release();
+    grid_wait();
     u64 row = blockIdx.x;
     u32 from = index[row];
     EACH(i, width) out[row * out_stride + i] = from < x_rows ? x[(u64)from * x_stride + i] : __uint_as_float(0x7FC00000u);
@@ -15,6 +17,8 @@ KERNEL gather_rows(float* out, u32 out_stride, const float* x, u32 x_stride, u32
 
 KERNEL spread_streams(float* streams, u32 streams_stride, const float* x, u32 x_stride, u32 hidden,
                                           u32 count) {
+    grid_release();
+    grid_wait();
     u64 row = blockIdx.x;
     EACH(i, hidden) {
         float value = x[row * x_stride + i];
@@ -24,6 +28,8 @@ KERNEL spread_streams(float* streams, u32 streams_stride, const float* x, u32 x_
 
 KERNEL mean_streams(float* out, u32 out_stride, const float* streams, u32 streams_stride, u32 hidden,
                                         u32 count) {
+    grid_release();
+    grid_wait();
     u64 row = blockIdx.x;
     EACH(i, hidden) {
         const float* from = streams + row * streams_stride + i;

@@ -2,6 +2,7 @@
 // own; another launch merges what they found.
 #include "common/base.cuh"
 #include "common/maths.cuh"
+#include "common/reduce.cuh"
 
 #define THREADS 256
 #define KEYS 2048
@@ -39,12 +40,33 @@ template <typename KeyOf> DEVICE void best_of(u64* keys, u32 most, u32 count, Ke
     }
 }
 
+// The best of `count` keys alone, at the front of `keys`: no order is needed.
+template <typename KeyOf> DEVICE void best_alone(u64* keys, u32 count, KeyOf key_of) {
+    __shared__ u64 room[THREADS / WARP];
+    u64 best = 0;
+#pragma unroll 8
+    for (u32 i = threadIdx.x; i < count; i += THREADS) {
+        u64 key = key_of(i);
+        best = key > best ? key : best;
+    }
+    best = warp_greatest(best);
+    if (lane_index() == 0) room[warp_index()] = best;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (u32 warp = 1; warp < THREADS / WARP; ++warp) best = room[warp] > best ? room[warp] : best;
+    keys[0] = best;
+}
+
 // The best of a piece of a row. Grid: pieces × rows.
 KERNEL top_pieces(u64* found, const float* logits, u32 logits_stride, u32 vocabulary, u32 piece, u32 most) {
     __shared__ u64 keys[KEYS];
+    grid_release();
+    grid_wait();
     const float* row = logits + (u64)blockIdx.y * logits_stride;
     u32 first = blockIdx.x * piece, count = min(piece, vocabulary - first);
-    best_of(keys, most, count, [&](u32 i) { return logit_rank(row[first + i], first + i); });
+    auto key_of = [&](u32 i) { return logit_rank(row[first + i], first + i); };
+    if (most == 1) best_alone(keys, count, key_of);
+    else best_of(keys, most, count, key_of);
     found += ((u64)blockIdx.y * gridDim.x + blockIdx.x) * most;
     for (u32 i = threadIdx.x; i < most; i += THREADS) found[i] = keys[i];
 }
@@ -53,9 +75,13 @@ KERNEL top_pieces(u64* found, const float* logits, u32 logits_stride, u32 vocabu
 KERNEL top_merge(u32* ids, float* values, u32 values_stride, const float* logits, u32 logits_stride, const u64* found,
                  u32 count, u32 most) {
     __shared__ u64 keys[KEYS];
+    grid_release();
+    grid_wait();
     u64 row = blockIdx.x;
     found += row * count;
-    best_of(keys, most, count, [&](u32 i) { return found[i]; });
+    auto key_of = [&](u32 i) { return found[i]; };
+    if (most == 1) best_alone(keys, count, key_of);
+    else best_of(keys, most, count, key_of);
     for (u32 i = threadIdx.x; i < most; i += THREADS) {
         u32 id = ranked_index(keys[i]);
         ids[row * most + i] = id;

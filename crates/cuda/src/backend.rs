@@ -193,16 +193,11 @@ macro_rules! forward {
 forward! {
     alone {
         embed(ops::Embed<CudaBuffer, CudaMatrix>) => product::embed;
-        linear(ops::Linear<CudaBuffer, CudaMatrix>) => product::linear;
         head_linear(ops::HeadLinear<CudaBuffer, CudaMatrix>) => product::head_linear;
         expert_linear(ops::ExpertLinear<CudaBuffer, CudaMatrix>) => product::expert_linear;
         gather_rows(ops::GatherRows<CudaBuffer>) => op::streams::gather_rows;
         spread_streams(ops::SpreadStreams<CudaBuffer>) => op::streams::spread_streams;
         mean_streams(ops::MeanStreams<CudaBuffer>) => op::streams::mean_streams;
-        layer_norm(ops::LayerNorm<CudaBuffer>) => op::norm::layer_norm;
-        swiglu(ops::SwiGlu<CudaBuffer>) => op::feed::swiglu;
-        route(ops::Route<CudaBuffer>) => op::route::route;
-        dsa_append(ops::DsaAppend<CudaBuffer>) => op::append::dsa_append;
         select_pools(ops::SelectPools<CudaBuffer>) => op::select::select_pools;
         attend(ops::Attend<CudaBuffer>) => op::attend::attend;
         top_logits(ops::TopLogits<CudaBuffer>) => op::top::top_logits;
@@ -216,5 +211,10 @@ forward! {
         kda_prepare(ops::KdaPrepare<CudaBuffer>) => KdaPrepare;
         kda_scan(ops::KdaScan<CudaBuffer>) => KdaScan;
         gated_norm(ops::GatedNorm<CudaBuffer>) => GatedNorm;
+        dsa_append(ops::DsaAppend<CudaBuffer>) => DsaAppend;
+        route(ops::Route<CudaBuffer>) => Route;
+        swiglu(ops::SwiGlu<CudaBuffer>) => SwiGlu;
+        layer_norm(ops::LayerNorm<CudaBuffer>) => LayerNorm;
+        linear(ops::Linear<CudaBuffer, CudaMatrix>) => Linear;
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Indexer<B: Backend> {
 
 /// The columns of a layer's projections.
 struct Columns<Buf> {
+    projected: Rows<Buf>,
+    queries: Rows<Buf>,
     low_rank: Rows<Buf>,
     latents: Rows<Buf>,
     keys: Rows<Buf>,
@@ -62,12 +64,17 @@ impl<B: Backend> Dsa<B> {
     ) -> Result<()> {
         let mut slab = scratch.slab();
         let (rank, heads) = (config.kv_lora_rank, config.heads);
-        let columns = self.project(backend, config, scratch, &mut slab, rows)?;
+        let columns = self.columns(config, &mut slab, rows);
         let absorbed = slab.rows(rows, heads * rank);
         let mixed = slab.rows(rows, heads * rank);
         let values = slab.rows(rows, heads * config.v_head_dim);
+        let x = Rows::dense(&scratch.x, rows, config.hidden_size);
+        backend.linear(&Linear { out: columns.projected.clone(), x, matrix: self.input.clone() })?;
+        self.enter(backend, config, cache, &columns, spans.clone())?;
         crate::glm::look(backend, probe, Point::Latents(layer), &columns.latents)?;
-        self.append_and_select(backend, config, scratch, cache, &columns, spans.clone())?;
+        let x = columns.low_rank.clone();
+        backend.linear(&Linear { out: columns.queries.clone(), x, matrix: self.query.clone() })?;
+        self.select(backend, config, scratch, cache, &columns, spans.clone())?;
         crate::glm::look_ids(backend, probe, Point::Pools(layer), &scratch.pools, rows * cache.pools_kept)?;
         backend.head_linear(&HeadLinear {
             out: absorbed.clone(),
@@ -90,22 +97,20 @@ impl<B: Backend> Dsa<B> {
         Ok(backend.linear(&Linear { out: y, x: values, matrix: self.output.clone() })?)
     }
 
-    /// The projections of the block's input, norms applied.
-    fn project(
+    /// Where the projections go.
+    fn columns(
         &self,
-        backend: &mut B,
         config: &ModelConfig,
-        scratch: &Scratch<B>,
         slab: &mut crate::scratch::Slab<'_, B>,
         rows: usize,
-    ) -> Result<Columns<B::Buffer>> {
+    ) -> Columns<B::Buffer> {
         let index = if self.indexer.is_some() { config.index_head_dim } else { 0 };
         let index_heads = if self.indexer.is_some() { config.index_heads } else { 0 };
         let (q_rank, rank) = (config.q_lora_rank, config.kv_lora_rank);
         let projected = slab.rows(rows, q_rank + rank + 2 * index + index_heads);
         let q_width = config.heads * config.qk_head_dim;
         let queries = slab.rows(rows, q_width + index_heads * config.index_head_dim);
-        let columns = Columns {
+        Columns {
             low_rank: projected.columns(0, q_rank),
             latents: projected.columns(q_rank, rank),
             keys: projected.columns(q_rank + rank, index),
@@ -113,28 +118,25 @@ impl<B: Backend> Dsa<B> {
             weights: projected.columns(q_rank + rank + 2 * index, index_heads),
             q: queries.columns(0, q_width),
             index_q: queries.columns(q_width, index_heads * config.index_head_dim),
-        };
-        let x = Rows::dense(&scratch.x, rows, config.hidden_size);
-        backend.linear(&Linear { out: projected, x, matrix: self.input.clone() })?;
-        for (part, weight) in [(&columns.low_rank, &self.query_norm), (&columns.latents, &self.latent_norm)] {
-            let (out, x) = (part.clone(), part.clone());
-            backend.rms_norm(&RmsNorm { out, x, weight: weight.clone(), epsilon: config.rms_norm_eps })?;
+            projected,
+            queries,
         }
-        let x = columns.low_rank.clone();
-        backend.linear(&Linear { out: queries, x, matrix: self.query.clone() })?;
-        Ok(columns)
     }
 
-    /// Puts the rows into the caches and leaves the selection in `scratch.pools`.
-    fn append_and_select(
+    /// Norms what was projected and puts it into the caches. These operations are neighbours, so that a device may take them
+    /// at once.
+    fn enter(
         &self,
         backend: &mut B,
         config: &ModelConfig,
-        scratch: &Scratch<B>,
         cache: &CacheShape,
         columns: &Columns<B::Buffer>,
         spans: Vec<DsaSpan<B::Buffer>>,
     ) -> Result<()> {
+        for (part, weight) in [(&columns.low_rank, &self.query_norm), (&columns.latents, &self.latent_norm)] {
+            let (out, x) = (part.clone(), part.clone());
+            backend.rms_norm(&RmsNorm { out, x, weight: weight.clone(), epsilon: config.rms_norm_eps })?;
+        }
         let mut append = DsaAppend {
             latents: columns.latents.clone(),
             keys: None,
@@ -145,20 +147,34 @@ impl<B: Backend> Dsa<B> {
             ring_rows: cache.ring_rows,
             spans,
         };
-        let Some(indexer) = &self.indexer else {
-            return Ok(backend.dsa_append(&append)?);
-        };
-        backend.layer_norm(&LayerNorm {
-            out: columns.keys.clone(),
-            x: columns.keys.clone(),
-            weight: indexer.norm.clone(),
-            bias: indexer.norm_bias.clone(),
-            epsilon: INDEX_NORM_EPSILON,
-        })?;
-        append.keys = Some(columns.keys.clone());
-        append.gates = Some(columns.gates.clone());
-        append.ape = Some(indexer.ape.clone());
-        backend.dsa_append(&append)?;
+        if let Some(indexer) = &self.indexer {
+            backend.layer_norm(&LayerNorm {
+                out: columns.keys.clone(),
+                x: columns.keys.clone(),
+                weight: indexer.norm.clone(),
+                bias: indexer.norm_bias.clone(),
+                epsilon: INDEX_NORM_EPSILON,
+            })?;
+            append.keys = Some(columns.keys.clone());
+            append.gates = Some(columns.gates.clone());
+            append.ape = Some(indexer.ape.clone());
+        }
+        Ok(backend.dsa_append(&append)?)
+    }
+
+    /// Leaves the selection in `scratch.pools`; without an indexer it is there.
+    fn select(
+        &self,
+        backend: &mut B,
+        config: &ModelConfig,
+        scratch: &Scratch<B>,
+        cache: &CacheShape,
+        columns: &Columns<B::Buffer>,
+        spans: Vec<DsaSpan<B::Buffer>>,
+    ) -> Result<()> {
+        if self.indexer.is_none() {
+            return Ok(());
+        }
         Ok(backend.select_pools(&SelectPools {
             picks: scratch.pools.clone(),
             q: columns.index_q.clone(),
@@ -167,7 +183,7 @@ impl<B: Backend> Dsa<B> {
             pools_kept: cache.pools_kept,
             kpool: config.index_kpool,
             page_rows: cache.page_rows,
-            spans: append.spans,
+            spans,
         })?)
     }
 }

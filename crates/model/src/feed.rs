@@ -55,6 +55,13 @@ impl<B: Backend> Feed<B> {
     }
 }
 
+/// The rows inside a SwiGLU block.
+struct Inner<Buf> {
+    /// Gate, then up.
+    both: Rows<Buf>,
+    activated: Rows<Buf>,
+}
+
 impl<B: Backend> Dense<B> {
     fn run(
         &self,
@@ -64,11 +71,24 @@ impl<B: Backend> Dense<B> {
         x: &Rows<B::Buffer>,
         out: Rows<B::Buffer>,
     ) -> Result<()> {
-        let both = slab.rows(x.rows, 2 * self.width);
-        let inner = slab.rows(x.rows, self.width);
-        backend.linear(&Linear { out: both.clone(), x: x.clone(), matrix: self.gate_up.clone() })?;
-        swiglu(backend, config, &both, &inner)?;
-        Ok(backend.linear(&Linear { out, x: inner, matrix: self.down.clone() })?)
+        let inner = self.inner(slab, x.rows);
+        self.widen(backend, x, &inner)?;
+        swiglu(backend, config, &inner)?;
+        self.narrow(backend, &inner, out)
+    }
+
+    fn inner(&self, slab: &mut Slab<'_, B>, rows: usize) -> Inner<B::Buffer> {
+        Inner { both: slab.rows(rows, 2 * self.width), activated: slab.rows(rows, self.width) }
+    }
+
+    fn widen(&self, backend: &mut B, x: &Rows<B::Buffer>, to: &Inner<B::Buffer>) -> Result<()> {
+        let matrix = self.gate_up.clone();
+        Ok(backend.linear(&Linear { out: to.both.clone(), x: x.clone(), matrix })?)
+    }
+
+    fn narrow(&self, backend: &mut B, from: &Inner<B::Buffer>, out: Rows<B::Buffer>) -> Result<()> {
+        let matrix = self.down.clone();
+        Ok(backend.linear(&Linear { out, x: from.activated.clone(), matrix })?)
     }
 }
 
@@ -87,8 +107,10 @@ impl<B: Backend> Sparse<B> {
         let weights = slab.rows(rows, picks_per_row);
         let pairs: Pairs<B> = Pairs {
             x: x.clone(),
-            both: slab.rows(rows * picks_per_row, 2 * config.moe_intermediate_size),
-            inner: slab.rows(rows * picks_per_row, config.moe_intermediate_size),
+            inner: Inner {
+                both: slab.rows(rows * picks_per_row, 2 * config.moe_intermediate_size),
+                activated: slab.rows(rows * picks_per_row, config.moe_intermediate_size),
+            },
             out: slab.rows(rows * picks_per_row, config.hidden_size),
             picks: scratch.picks.clone(),
             picks_per_row,
@@ -112,33 +134,55 @@ impl<B: Backend> Sparse<B> {
         crate::glm::look_ids(backend, probe, Point::Picks(layer), &pairs.picks, rows * picks_per_row)?;
 
         match bank {
-            None => self.multiply(backend, config, &pairs)?,
+            None => {
+                // Routed and shared experts step by step beside each other: a device may take two neighbours at once.
+                let shared_inner = self.shared.inner(slab, rows);
+                self.widen(backend, &pairs)?;
+                self.shared.widen(backend, &x, &shared_inner)?;
+                swiglu(backend, config, &pairs.inner)?;
+                swiglu(backend, config, &shared_inner)?;
+                self.narrow(backend, &pairs)?;
+                self.shared.narrow(backend, &shared_inner, shared.clone())?;
+            }
             Some(bank) => {
                 let mut picks = vec![0; rows * picks_per_row];
                 backend.read_u32(&pairs.picks, 0, &mut picks)?;
                 bank.serve(backend, (layer, &self.experts), (&picks, picks_per_row), |backend| {
-                    self.multiply(backend, config, &pairs)
+                    self.widen(backend, &pairs)?;
+                    swiglu(backend, config, &pairs.inner)?;
+                    self.narrow(backend, &pairs)
                 })?;
+                self.shared.run(backend, config, slab, &x, shared.clone())?;
             }
         }
-        self.shared.run(backend, config, slab, &x, shared.clone())?;
         crate::glm::look(backend, probe, Point::Shared(layer), &shared)?;
         Ok(backend.combine(&Combine { out: y, pairs: pairs.out, weights, shared })?)
     }
 
-    /// The products of the pairs whose experts the slot table holds.
-    fn multiply(&self, backend: &mut B, config: &ModelConfig, pairs: &Pairs<B>) -> Result<()> {
-        let product = |out: &Rows<B::Buffer>, x: &Rows<B::Buffer>, stack: &B::Matrix| ExpertLinear {
+    /// Gate and up projections of the pairs whose experts the slot table holds.
+    fn widen(&self, backend: &mut B, pairs: &Pairs<B>) -> Result<()> {
+        self.multiply(backend, pairs, (&pairs.inner.both, &pairs.x, &self.experts.gate_up))
+    }
+
+    /// Down projections of the same pairs.
+    fn narrow(&self, backend: &mut B, pairs: &Pairs<B>) -> Result<()> {
+        self.multiply(backend, pairs, (&pairs.out, &pairs.inner.activated, &self.experts.down))
+    }
+
+    fn multiply(
+        &self,
+        backend: &mut B,
+        pairs: &Pairs<B>,
+        (out, x, stack): (&Rows<B::Buffer>, &Rows<B::Buffer>, &B::Matrix),
+    ) -> Result<()> {
+        Ok(backend.expert_linear(&ExpertLinear {
             out: out.clone(),
             x: x.clone(),
             stack: stack.clone(),
             picks: pairs.picks.clone(),
             picks_per_row: pairs.picks_per_row,
             slots: self.experts.slots.clone(),
-        };
-        backend.expert_linear(&product(&pairs.both, &pairs.x, &self.experts.gate_up))?;
-        swiglu(backend, config, &pairs.both, &pairs.inner)?;
-        Ok(backend.expert_linear(&product(&pairs.out, &pairs.inner, &self.experts.down))?)
+        })?)
     }
 }
 
@@ -146,10 +190,7 @@ impl<B: Backend> Sparse<B> {
 struct Pairs<B: Backend> {
     /// `[rows, hidden]`.
     x: Rows<B::Buffer>,
-    /// `[pairs, 2 · inner]`.
-    both: Rows<B::Buffer>,
-    /// `[pairs, inner]`.
-    inner: Rows<B::Buffer>,
+    inner: Inner<B::Buffer>,
     /// `[pairs, hidden]`.
     out: Rows<B::Buffer>,
     /// U32 `[pairs]`.
@@ -158,17 +199,12 @@ struct Pairs<B: Backend> {
 }
 
 /// The activation of a row `[gate, up]`.
-fn swiglu<B: Backend>(
-    backend: &mut B,
-    config: &ModelConfig,
-    both: &Rows<B::Buffer>,
-    inner: &Rows<B::Buffer>,
-) -> Result<()> {
-    let width = inner.width;
+fn swiglu<B: Backend>(backend: &mut B, config: &ModelConfig, inner: &Inner<B::Buffer>) -> Result<()> {
+    let width = inner.activated.width;
     Ok(backend.swiglu(&SwiGlu {
-        out: inner.clone(),
-        gate: both.columns(0, width),
-        up: both.columns(width, width),
+        out: inner.activated.clone(),
+        gate: inner.both.columns(0, width),
+        up: inner.both.columns(width, width),
         limit: config.swiglu_limit,
     })?)
 }

@@ -96,8 +96,10 @@ pub(super) fn check_seams<B: Backend, C: SeamCase<B>>(
 ) -> Result<()> {
     session.case(case.label());
     let mut seed = Seed::new(tokens as u64);
+    let few = session.few;
     let truths: Vec<Truth> = [tokens, tokens / 2 + 1, tokens - 1]
         .into_iter()
+        .take(if few { 2 } else { 3 })
         .enumerate()
         .map(|(name, len)| plain_run(backend, session, case, &mut seed, len, name as u64))
         .collect::<Result<_>>()?;
@@ -113,9 +115,8 @@ pub(super) fn check_seams<B: Backend, C: SeamCase<B>>(
             check_truths(session, &[vec![state]], &[vec![mutated_state]], &[vec![truth.state.clone()]]);
         }
     }
-    let few = session.few;
-    let cuts = [2, 3, 5, 8, 16, 17, 64, 33, tokens];
-    for cut in cuts.into_iter().skip(if few { cuts.len() - 2 } else { 0 }) {
+    let cuts = [2, 3, 5, 8, 16, 17, 33, 64, tokens];
+    for cut in cuts.into_iter().skip(if few { cuts.len() - 1 } else { 0 }) {
         let mut walks = open_all(backend, case, &truths[..1])?;
         while walks[0].len < tokens {
             let sure = cut.min(tokens - walks[0].len);

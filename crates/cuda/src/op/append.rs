@@ -10,17 +10,32 @@ use crate::buffer::RowsF32;
 use crate::kernels::Kernel;
 use crate::queue::{Args, Grid, Queue};
 
-static DSA_APPEND: Kernel = Kernel::new("dsa_append", "append.cu");
+static DSA_APPEND: Kernel = Kernel::new("dsa_append", "append.cu").early();
 
 const NAME: &str = "dsa_append";
 
-pub(crate) fn dsa_append(queue: &mut Queue, op: &DsaAppend<CudaBuffer>) -> Result<()> {
+/// The operands of [`DsaAppend`], checked, and its tables.
+pub(super) struct Appended {
+    pub(super) latents: RowsF32,
+    /// Keys, gates and the address of ape; `None` for a layer without an indexer of its own.
+    pub(super) indexer: Option<(RowsF32, RowsF32, u64)>,
+    pub(super) tables: DsaTables,
+}
+
+/// Checks the operands of [`DsaAppend`] and writes its tables.
+pub(super) fn prepare(queue: &mut Queue, op: &DsaAppend<CudaBuffer>) -> Result<Appended> {
     let latents = RowsF32::new(NAME, &op.latents)?;
     let indexer = indexer(op, latents.rows)?;
-    let width = indexer.map_or(0, |(keys, ..)| keys.width);
+    let key_width = indexer.map_or(0, |(keys, ..)| keys.width);
     let shape =
-        PageShape { kpool: op.kpool, page_rows: op.page_rows, latent_width: latents.width, key_width: width };
+        PageShape { kpool: op.kpool, page_rows: op.page_rows, latent_width: latents.width, key_width };
     let tables = DsaTables::new(queue, NAME, &op.spans, latents.rows, shape)?;
+    Ok(Appended { latents, indexer, tables })
+}
+
+pub(crate) fn dsa_append(queue: &mut Queue, op: &DsaAppend<CudaBuffer>) -> Result<()> {
+    let Appended { latents, indexer, tables } = prepare(queue, op)?;
+    let width = indexer.map_or(0, |(keys, ..)| keys.width);
     let mut args = Args::new().rows(&latents);
     args = match &indexer {
         Some((keys, gates, ape)) => args.rows(keys).rows(gates).address(*ape),

@@ -9,10 +9,11 @@ use crate::buffer::RowsF32;
 use crate::kernels::Kernel;
 use crate::queue::{Args, Queue};
 
-static SWIGLU: Kernel = Kernel::new("swiglu", "feed.cu");
-static COMBINE: Kernel = Kernel::new("combine", "feed.cu");
+static SWIGLU: Kernel = Kernel::new("swiglu", "feed.cu").early();
+static COMBINE: Kernel = Kernel::new("combine", "feed.cu").early();
 
-pub(crate) fn swiglu(queue: &mut Queue, op: &SwiGlu<CudaBuffer>) -> Result<()> {
+/// Checks the operands of [`SwiGlu`]: out, gate, up.
+fn check_swiglu(op: &SwiGlu<CudaBuffer>) -> Result<[RowsF32; 3]> {
     const NAME: &str = "swiglu";
     let (out, gate) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.gate)?);
     let up = RowsF32::new(NAME, &op.up)?;
@@ -21,8 +22,33 @@ pub(crate) fn swiglu(queue: &mut Queue, op: &SwiGlu<CudaBuffer>) -> Result<()> {
             format!("{} × {} from {what} {} × {}", out.rows, out.width, other.rows, other.width)
         })?;
     }
-    let args = Args::new().rows(&out).rows(&gate).rows(&up).u32(out.width).f32(op.limit);
-    queue.launch(&SWIGLU, elementwise(out.rows, out.width), args)
+    Ok([out, gate, up])
+}
+
+pub(crate) fn swiglu(queue: &mut Queue, op: &SwiGlu<CudaBuffer>) -> Result<()> {
+    activate(queue, op, None)
+}
+
+/// One activation, or two that do not touch each other's rows.
+pub(super) fn activate(
+    queue: &mut Queue,
+    op: &SwiGlu<CudaBuffer>,
+    other: Option<&SwiGlu<CudaBuffer>>,
+) -> Result<()> {
+    let [out, gate, up] = check_swiglu(op)?;
+    let args = Args::new().rows(&out).rows(&gate).rows(&up).u32(out.rows).u32(out.width).f32(op.limit);
+    let (args, rows, width) = match other {
+        Some(other) => {
+            let [other_out, gate, up] = check_swiglu(other)?;
+            let args = args.rows(&other_out).rows(&gate).rows(&up).u32(other_out.width).f32(other.limit);
+            (args, out.rows + other_out.rows, out.width.max(other_out.width))
+        }
+        None => {
+            let args = (0..3).fold(args, |args, _| args.address(0).u32(0)).u32(0).f32(0.0);
+            (args, out.rows, out.width)
+        }
+    };
+    queue.launch(&SWIGLU, elementwise(rows, width), args)
 }
 
 /// Checks the operands of [`Combine`]: out, pairs, weights, shared.

@@ -4,9 +4,9 @@
 use flint_backend::Result;
 use flint_backend::ops::{self, Rows};
 
-use super::{conv, feed, hyper, norm, prepare, scan, step};
+use super::{append, conv, enter, feed, hyper, norm, prepare, route, router, scan, step};
 use crate::queue::Queue;
-use crate::{CudaBuffer, CudaMatrix};
+use crate::{CudaBuffer, CudaMatrix, product};
 
 /// Rows up to which joined kernels are the faster ones.
 pub(super) const MOST_ROWS: usize = 32;
@@ -22,6 +22,11 @@ pub(crate) enum Joinable {
     KdaPrepare(ops::KdaPrepare<CudaBuffer>),
     KdaScan(ops::KdaScan<CudaBuffer>),
     GatedNorm(ops::GatedNorm<CudaBuffer>),
+    LayerNorm(ops::LayerNorm<CudaBuffer>),
+    DsaAppend(ops::DsaAppend<CudaBuffer>),
+    Linear(ops::Linear<CudaBuffer, CudaMatrix>),
+    Route(ops::Route<CudaBuffer>),
+    SwiGlu(ops::SwiGlu<CudaBuffer>),
 }
 
 /// What waits.
@@ -39,9 +44,8 @@ impl Joiner {
                 return op.run(queue);
             }
         }
-        let ends = matches!(op, Joinable::RmsNorm(_) | Joinable::GatedNorm(_));
         self.held.push(op);
-        if ends { self.flush(queue) } else { Ok(()) }
+        if ends(&self.held) { self.flush(queue) } else { Ok(()) }
     }
 
     /// Runs what waits.
@@ -56,34 +60,73 @@ impl Joiner {
 
 /// Whether an operation can be joined with those that wait (none: whether it can be the first).
 fn follows(held: &[Joinable], op: &Joinable) -> bool {
-    match (held.last(), op) {
-        (None, Joinable::Combine(op)) => op.out.rows <= MOST_ROWS,
-        (None, Joinable::HcPost(op)) => step::mixes(op),
-        (None, Joinable::HcPre(op)) => step::enters(op),
-        (None, Joinable::KdaConv(op)) => step::convolves(op),
-        (Some(Joinable::Combine(last)), Joinable::HcPost(op)) => {
+    use Joinable as J;
+    match (held, op) {
+        ([], J::Combine(op)) => op.out.rows <= MOST_ROWS,
+        ([], J::HcPost(op)) => step::mixes(op),
+        ([], J::HcPre(op)) => step::enters(op),
+        ([], J::KdaConv(op)) => step::convolves(op),
+        ([], J::RmsNorm(op)) => enter::begins(op),
+        ([], J::Linear(op)) => router::multiplies(op) || step::makes_heads(op),
+        ([], J::SwiGlu(_)) => true,
+        ([J::Combine(last)], J::HcPost(op)) => {
             step::mixes(op) && same(&last.out, &op.y) && step::apart(last, op)
         }
-        (Some(Joinable::HcPost(last)), Joinable::HcPre(op)) => {
+        ([.., J::HcPost(last)], J::HcPre(op)) => {
             step::enters(op) && same(&last.streams, &op.streams) && step::collapses_apart(held, op)
         }
-        (Some(Joinable::HcPre(last)), Joinable::RmsNorm(op)) => {
-            same(&last.collapsed, &op.x) && same(&op.x, &op.out)
+        ([.., J::HcPre(last)], J::RmsNorm(op)) => same(&last.collapsed, &op.x) && same(&op.x, &op.out),
+        ([J::Linear(f)], J::Linear(op)) => step::makes_both(f, op),
+        ([J::Linear(f), J::Linear(gate)], J::KdaConv(op)) => {
+            step::convolves(op) && op.out.rows == f.out.rows && step::multiplies_apart(&[f, gate], &op.out)
         }
-        (Some(Joinable::KdaConv(last)), Joinable::KdaPrepare(op)) => {
-            same(&last.out, &op.qkv) && op.head_dim == step::HEAD_DIM
+        ([J::Linear(f), _, J::KdaConv(last)], J::KdaPrepare(op)) => {
+            let made = same(&f.out, &op.decay);
+            made && same(&last.out, &op.qkv) && op.head_dim == step::HEAD_DIM
         }
-        (Some(Joinable::KdaPrepare(last)), Joinable::KdaScan(op)) => {
+        ([J::KdaConv(last)], J::KdaPrepare(op)) => same(&last.out, &op.qkv) && op.head_dim == step::HEAD_DIM,
+        ([.., J::KdaConv(first), J::KdaPrepare(last)], J::KdaScan(op)) => {
             let same_rows =
                 same(&last.qkv, &op.qkv) && same(&last.decay, &op.decay) && same(&last.beta, &op.beta);
-            let same_spans = matches!(held.first(), Some(Joinable::KdaConv(first)) if step::same_spans(&first.spans, &op.spans));
-            same_rows && same_spans && op.head_dim == step::HEAD_DIM
+            same_rows && step::same_spans(&first.spans, &op.spans) && op.head_dim == step::HEAD_DIM
         }
-        (Some(Joinable::KdaScan(last)), Joinable::GatedNorm(op)) => {
-            same(&last.out, &op.o) && same(&op.o, &op.out) && op.head_dim == step::HEAD_DIM
+        ([before @ .., J::KdaScan(last)], J::GatedNorm(op)) => {
+            let made = match before {
+                [J::Linear(f), J::Linear(gate), ..] => {
+                    same(&gate.out, &op.gate) && step::multiplies_apart(&[f, gate], &op.out)
+                }
+                _ => true,
+            };
+            made && same(&last.out, &op.o) && same(&op.o, &op.out) && op.head_dim == step::HEAD_DIM
+        }
+        ([J::RmsNorm(low)], J::RmsNorm(op)) => enter::norms_latents(low, op),
+        ([J::RmsNorm(low), J::RmsNorm(latents)], J::LayerNorm(op)) => enter::norms_keys(low, latents, op),
+        ([J::RmsNorm(low), J::RmsNorm(latents)], J::DsaAppend(op)) => enter::appends(low, latents, None, op),
+        ([J::RmsNorm(low), J::RmsNorm(latents), J::LayerNorm(keys)], J::DsaAppend(op)) => {
+            enter::appends(low, latents, Some(keys), op)
+        }
+        ([J::Linear(product)], J::Route(op)) => router::chooses(product, op),
+        ([J::SwiGlu(last)], J::SwiGlu(op)) => {
+            let reads = [&op.gate, &op.up];
+            let apart =
+                |written: &Rows<CudaBuffer>, rows: &Rows<CudaBuffer>| !step::in_one_row(written, rows);
+            let others = [&last.out, &last.gate, &last.up];
+            others.into_iter().all(|rows| apart(&op.out, rows))
+                && reads.into_iter().all(|rows| apart(&last.out, rows))
         }
         _ => false,
     }
+}
+
+/// Whether nothing can follow what waits.
+fn ends(held: &[Joinable]) -> bool {
+    use Joinable as J;
+    matches!(
+        held,
+        [.., J::HcPre(_), J::RmsNorm(_)]
+            | [.., J::GatedNorm(_) | J::DsaAppend(_) | J::Route(_)]
+            | [J::SwiGlu(_), J::SwiGlu(_)]
+    )
 }
 
 /// Runs operations that were found to follow each other.
@@ -102,8 +145,24 @@ fn run(queue: &mut Queue, held: &[Joinable]) -> Result<()> {
         [J::HcPost(post), J::HcPre(pre)] => step::between(queue, None, Some(post), pre, None),
         [J::HcPre(pre), J::RmsNorm(norm)] => step::between(queue, None, None, pre, Some(norm)),
         [J::KdaConv(conv), J::KdaPrepare(prepare), J::KdaScan(scan), J::GatedNorm(norm)] => {
-            step::kda(queue, conv, prepare, scan, norm)
+            step::kda(queue, None, conv, prepare, scan, norm)
         }
+        [
+            J::Linear(f),
+            J::Linear(gate),
+            J::KdaConv(conv),
+            J::KdaPrepare(prepare),
+            J::KdaScan(scan),
+            J::GatedNorm(norm),
+        ] => step::kda(queue, Some((f, gate)), conv, prepare, scan, norm),
+        [J::RmsNorm(low), J::RmsNorm(latents), J::LayerNorm(keys), J::DsaAppend(append)] => {
+            enter::enter(queue, low, latents, Some(keys), append)
+        }
+        [J::RmsNorm(low), J::RmsNorm(latents), J::DsaAppend(append)] => {
+            enter::enter(queue, low, latents, None, append)
+        }
+        [J::Linear(product), J::Route(route)] => router::route_rows(queue, product, route),
+        [J::SwiGlu(one), J::SwiGlu(other)] => feed::activate(queue, one, Some(other)),
         others => others.iter().try_for_each(|op| op.run(queue)),
     }
 }
@@ -120,6 +179,11 @@ impl Joinable {
             Self::KdaPrepare(op) => prepare::kda_prepare(queue, op),
             Self::KdaScan(op) => scan::kda_scan(queue, op),
             Self::GatedNorm(op) => norm::gated_norm(queue, op),
+            Self::LayerNorm(op) => norm::layer_norm(queue, op),
+            Self::DsaAppend(op) => append::dsa_append(queue, op),
+            Self::Linear(op) => product::linear(queue, op),
+            Self::Route(op) => route::route(queue, op),
+            Self::SwiGlu(op) => feed::swiglu(queue, op),
         }
     }
 }

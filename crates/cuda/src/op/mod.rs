@@ -6,12 +6,14 @@
 pub(crate) mod append;
 pub(crate) mod attend;
 pub(crate) mod conv;
+mod enter;
 pub(crate) mod feed;
 pub(crate) mod hyper;
 pub(crate) mod join;
 pub(crate) mod norm;
 pub(crate) mod prepare;
 pub(crate) mod route;
+mod router;
 pub(crate) mod scan;
 pub(crate) mod select;
 mod spans;

@@ -9,9 +9,9 @@ use crate::buffer::RowsF32;
 use crate::kernels::Kernel;
 use crate::queue::{Args, Grid, Queue};
 
-static RMS_NORM: Kernel = Kernel::new("rms_norm", "norms.cu");
-static LAYER_NORM: Kernel = Kernel::new("layer_norm", "norms.cu");
-static GATED_NORM: Kernel = Kernel::new("gated_norm", "norms.cu");
+static RMS_NORM: Kernel = Kernel::new("rms_norm", "norms.cu").early();
+static LAYER_NORM: Kernel = Kernel::new("layer_norm", "norms.cu").early();
+static GATED_NORM: Kernel = Kernel::new("gated_norm", "norms.cu").early();
 
 /// Checks the operands of [`RmsNorm`]: out and x.
 pub(super) fn check_rms(op: &RmsNorm<CudaBuffer>) -> Result<(RowsF32, RowsF32)> {
@@ -28,12 +28,18 @@ pub(crate) fn rms_norm(queue: &mut Queue, op: &RmsNorm<CudaBuffer>) -> Result<()
     queue.launch(&RMS_NORM, row_blocks(x.rows, x.width), args)
 }
 
-pub(crate) fn layer_norm(queue: &mut Queue, op: &LayerNorm<CudaBuffer>) -> Result<()> {
+/// Checks the operands of [`LayerNorm`]: out and x.
+pub(super) fn check_layer(op: &LayerNorm<CudaBuffer>) -> Result<(RowsF32, RowsF32)> {
     const NAME: &str = "layer_norm";
     let (out, x) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.x)?);
     check(NAME, out, x)?;
     op.weight.require(NAME, Element::F32, x.width)?;
     op.bias.require(NAME, Element::F32, x.width)?;
+    Ok((out, x))
+}
+
+pub(crate) fn layer_norm(queue: &mut Queue, op: &LayerNorm<CudaBuffer>) -> Result<()> {
+    let (out, x) = check_layer(op)?;
     let args = Args::new()
         .rows(&out)
         .rows(&x)

@@ -9,7 +9,7 @@ use crate::buffer::RowsF32;
 use crate::kernels::Kernel;
 use crate::queue::{Args, Queue};
 
-static KDA_PREPARE: Kernel = Kernel::new("kda_prepare", "norms.cu");
+static KDA_PREPARE: Kernel = Kernel::new("kda_prepare", "norms.cu").early();
 
 /// Checks the operands of [`KdaPrepare`]: q, k and v, decay, beta.
 pub(super) fn check(op: &KdaPrepare<CudaBuffer>) -> Result<[RowsF32; 3]> {

@@ -9,13 +9,22 @@ use crate::buffer::RowsF32;
 use crate::kernels::Kernel;
 use crate::queue::{Args, Grid, Queue};
 
-static ROUTE: Kernel = Kernel::new("route", "route.cu");
-static ROUTE_FLAT: Kernel = Kernel::new("route_flat", "route.cu");
+static ROUTE: Kernel = Kernel::new("route", "route.cu").early();
+static ROUTE_FLAT: Kernel = Kernel::new("route_flat", "route.cu").early();
 
 /// Experts that fit in the registers of a warp: as in the kernel.
-const FLAT_EXPERTS: usize = 32 * 12;
+pub(super) const FLAT_EXPERTS: usize = 32 * 12;
 
-pub(crate) fn route(queue: &mut Queue, op: &Route<CudaBuffer>) -> Result<()> {
+/// The operands of [`Route`], checked.
+pub(super) struct Routed {
+    pub(super) weights: RowsF32,
+    pub(super) logits: RowsF32,
+    pub(super) groups: usize,
+    pub(super) kept: usize,
+}
+
+/// Checks the operands of [`Route`].
+pub(super) fn check(op: &Route<CudaBuffer>) -> Result<Routed> {
     const NAME: &str = "route";
     let (weights, logits) = (RowsF32::new(NAME, &op.weights)?, RowsF32::new(NAME, &op.logits)?);
     let (experts, picked) = (logits.width, op.picks_per_row);
@@ -30,6 +39,12 @@ pub(crate) fn route(queue: &mut Queue, op: &Route<CudaBuffer>) -> Result<()> {
     require(NAME, whole && picked <= experts / groups * kept, || {
         format!("{picked} picks of {experts} experts in {groups} groups of which {kept} are kept")
     })?;
+    Ok(Routed { weights, logits, groups, kept })
+}
+
+pub(crate) fn route(queue: &mut Queue, op: &Route<CudaBuffer>) -> Result<()> {
+    let Routed { weights, logits, groups, kept } = check(op)?;
+    let (experts, picked) = (logits.width, op.picks_per_row);
     let args = Args::new()
         .pointer(&op.picks, 0)
         .rows(&weights)

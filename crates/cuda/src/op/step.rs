@@ -2,18 +2,21 @@
 
 use flint_backend::Result;
 use flint_backend::ops::{
-    Combine, GatedNorm, HcPost, HcPre, KdaConv, KdaPrepare, KdaScan, KdaSpan, RmsNorm, Rows,
+    Combine, GatedNorm, HcPost, HcPre, KdaConv, KdaPrepare, KdaScan, KdaSpan, Linear, RmsNorm, Rows,
 };
 
 use super::join::{MOST_ROWS, same};
 use super::spans::{KdaPart, kda_parts};
 use super::{conv, feed, hyper, norm, prepare, scan};
+use crate::buffer::RowsF32;
 use crate::kernels::Kernel;
+use crate::product::table::{Encoding, UNIT, UnitPart};
 use crate::queue::{Args, Grid, Queue};
 use crate::{CudaBuffer, CudaMatrix};
 
-static HC_STEP: Kernel = Kernel::new("hc_step", "hyper_step.cu");
-static KDA_STEP: Kernel = Kernel::new("kda_step", "kda_step.cu");
+static HC_STEP: Kernel = Kernel::new("hc_step", "hyper_step.cu").early();
+static KDA_STEP: Kernel = Kernel::new("kda_step", "kda_step.cu").early();
+static KDA_STEP_PRODUCTS: Kernel = Kernel::new("kda_step_products", "kda_step.cu").early();
 
 /// As in `kernels/hyper_step.cu`: streams, columns of a chain, columns of two, the widest row.
 const STREAMS: usize = 4;
@@ -29,6 +32,9 @@ const LEAST_EPSILON: f32 = 1e-20;
 /// As in `kernels/kda_step.cu`.
 pub(super) const HEAD_DIM: usize = 128;
 const TAPS: usize = 4;
+/// As in `kernels/kda/products.cuh`: tiles of a block, bytes of one's scales.
+const TILES: usize = 16;
+const TILE_SCALES: usize = 256;
 
 fn few(rows: &Rows<CudaBuffer>, hidden: &Rows<CudaBuffer>) -> bool {
     let of_four = rows.width == STREAMS * hidden.width && hidden.width.is_multiple_of(WIDTHS);
@@ -142,7 +148,7 @@ pub(super) fn convolves(op: &KdaConv<CudaBuffer>) -> bool {
 }
 
 /// Whether rows overlap in memory, as far as their first and last elements say.
-fn in_one_row(a: &Rows<CudaBuffer>, b: &Rows<CudaBuffer>) -> bool {
+pub(super) fn in_one_row(a: &Rows<CudaBuffer>, b: &Rows<CudaBuffer>) -> bool {
     let reach = |rows: &Rows<CudaBuffer>| {
         let last = rows.first + rows.rows.saturating_sub(1) * rows.stride + rows.width;
         (rows.buffer.at(rows.first), rows.buffer.at(rows.first) + 4 * (last - rows.first) as u64)
@@ -160,9 +166,50 @@ pub(super) fn same_spans(a: &[KdaSpan<CudaBuffer>], b: &[KdaSpan<CudaBuffer>]) -
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| of(a) == of(b))
 }
 
-/// A KDA layer between its products.
+/// The encoding and the part of a matrix that the joined kernel can multiply a head's rows with.
+fn head_part(op: &Linear<CudaBuffer, CudaMatrix>) -> Option<(Encoding, UnitPart)> {
+    let stack = op.matrix.stacked();
+    let ([units], None) = (stack.units.as_slice(), &stack.rows) else { return None };
+    let &[(encoding, part)] = units.parts.as_slice() else { return None };
+    let known = match encoding {
+        Encoding::Bf16 => true,
+        Encoding::Affine { bits, wide, .. } => !wide && matches!(bits, 4 | 5 | 6 | 8),
+        Encoding::Fp8 => false,
+    };
+    (known && stack.members == 1 && stack.inputs == HEAD_DIM).then_some((encoding, part))
+}
+
+/// Whether a product can be one of the two with which a KDA layer's kernel begins.
+pub(super) fn makes_heads(op: &Linear<CudaBuffer, CudaMatrix>) -> bool {
+    let shapes = op.x.width == HEAD_DIM && op.out.width == op.matrix.stacked().outputs;
+    let aligned = op.x.stride.is_multiple_of(4) && op.x.buffer.at(op.x.first).is_multiple_of(16);
+    let few = (1..=MOST_ROWS).contains(&op.x.rows) && op.x.rows == op.out.rows;
+    shapes && aligned && few && op.out.width.is_multiple_of(HEAD_DIM) && head_part(op).is_some()
+}
+
+/// Whether two products are those of decays and gates.
+pub(super) fn makes_both(f: &Linear<CudaBuffer, CudaMatrix>, gate: &Linear<CudaBuffer, CudaMatrix>) -> bool {
+    let alike = match (head_part(f), head_part(gate)) {
+        (Some((one, _)), Some((other, _))) => one == other,
+        _ => false,
+    };
+    let shapes = (f.x.stride, f.x.rows, f.out.width) == (gate.x.stride, gate.x.rows, gate.out.width);
+    let apart = [&f.x, &gate.x].into_iter().all(|x| !in_one_row(x, &f.out) && !in_one_row(x, &gate.out));
+    alike && shapes && apart && makes_heads(gate) && !in_one_row(&f.out, &gate.out)
+}
+
+/// Whether what the layer's kernel writes before all heads have multiplied is not what products read.
+pub(super) fn multiplies_apart(
+    products: &[&Linear<CudaBuffer, CudaMatrix>],
+    written: &Rows<CudaBuffer>,
+) -> bool {
+    products.iter().all(|product| !in_one_row(&product.x, written))
+}
+
+/// A KDA layer between its products; with those of decays and gates, or without.
 pub(super) fn kda(
     queue: &mut Queue,
+    products: Option<(&Linear<CudaBuffer, CudaMatrix>, &Linear<CudaBuffer, CudaMatrix>)>,
     conv: &KdaConv<CudaBuffer>,
     prepare: &KdaPrepare<CudaBuffer>,
     scan: &KdaScan<CudaBuffer>,
@@ -189,6 +236,22 @@ pub(super) fn kda(
         .u32(usize::from(prepare.lower_bound.is_some()))
         .f32(prepare.lower_bound.unwrap_or(0.0))
         .table(queue.table(&parts, parts.len() * size_of::<KdaPart>())?);
-    let blocks = [scanned.beta.width as u32, parts.len() as u32, 1];
-    queue.launch(&KDA_STEP, Grid { blocks, threads: 512, shared: 0 }, args)
+    let grid = Grid { blocks: [scanned.beta.width as u32, parts.len() as u32, 1], threads: 512, shared: 0 };
+    let Some((f, other)) = products else { return queue.launch(&KDA_STEP, grid, args) };
+    let (Some((encoding, f_part)), Some((_, gate_part))) = (head_part(f), head_part(other)) else {
+        return Ok(());
+    };
+    let (f_x, gate_x) = (RowsF32::new("linear", &f.x)?, RowsF32::new("linear", &other.x)?);
+    let args = args
+        .address(f_x.address)
+        .address(gate_x.address)
+        .u32(f_x.stride)
+        .address(f_part.codes)
+        .address(gate_part.codes)
+        .address(f_part.scales)
+        .address(gate_part.scales)
+        .u32(encoding.number() as usize)
+        .u32(encoding.share());
+    let shared = TILES * (HEAD_DIM / UNIT * encoding.unit_bytes() + TILE_SCALES);
+    queue.launch(&KDA_STEP_PRODUCTS, Grid { shared: shared as u32, ..grid }, args)
 }

@@ -9,9 +9,9 @@ use crate::buffer::RowsF32;
 use crate::kernels::Kernel;
 use crate::queue::{Args, Queue};
 
-static GATHER_ROWS: Kernel = Kernel::new("gather_rows", "streams.cu");
-static SPREAD_STREAMS: Kernel = Kernel::new("spread_streams", "streams.cu");
-static MEAN_STREAMS: Kernel = Kernel::new("mean_streams", "streams.cu");
+static GATHER_ROWS: Kernel = Kernel::new("gather_rows", "streams.cu").early();
+static SPREAD_STREAMS: Kernel = Kernel::new("spread_streams", "streams.cu").early();
+static MEAN_STREAMS: Kernel = Kernel::new("mean_streams", "streams.cu").early();
 
 pub(crate) fn gather_rows(queue: &mut Queue, op: &GatherRows<CudaBuffer>) -> Result<()> {
     const NAME: &str = "gather_rows";

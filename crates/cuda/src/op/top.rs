@@ -9,8 +9,8 @@ use crate::buffer::RowsF32;
 use crate::kernels::Kernel;
 use crate::queue::{Args, Grid, Queue};
 
-static TOP_PIECES: Kernel = Kernel::new("top_pieces", "top.cu");
-static TOP_MERGE: Kernel = Kernel::new("top_merge", "top.cu");
+static TOP_PIECES: Kernel = Kernel::new("top_pieces", "top.cu").early();
+static TOP_MERGE: Kernel = Kernel::new("top_merge", "top.cu").early();
 
 /// Most logits of a row that can be asked for.
 const MOST: usize = 64;

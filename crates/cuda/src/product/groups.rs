@@ -7,7 +7,7 @@ use crate::kernels::Kernel;
 use crate::matrix::Stack;
 use crate::queue::{Args, Grid, Queue};
 
-static SORT_PAIRS: Kernel = Kernel::new("sort_pairs", "product_sort.cu");
+static SORT_PAIRS: Kernel = Kernel::new("sort_pairs", "product_sort.cu").early();
 
 /// Pairs that a kernel's blocks group by themselves.
 const MOST_PAIRS: usize = 128;

@@ -32,7 +32,7 @@ const MOST_BLOCKS_YZ: u32 = 65_535;
 /// Kernels that an error names.
 const NAMED: usize = 6;
 
-static COPY_WORDS: Kernel = Kernel::new("copy_words", "copy.cu");
+static COPY_WORDS: Kernel = Kernel::new("copy_words", "copy.cu").early();
 
 /// Values that a launch reads in device memory.
 #[derive(Clone, Copy, Debug)]

@@ -26,6 +26,14 @@ const NANO_DISTANCE: f64 = 0.5;
 /// Largest relative distance of a point inside the network from the CPU's bf16 arithmetic while all choices agree.
 const INSIDE_DISTANCE: f64 = 0.05;
 
+/// Checks of operations that run as one launch, at the release's widths.
+const JOINS: [(&str, fn(usize) -> String); 4] = [
+    ("kda", crate::joined::kda),
+    ("dsa", crate::joined::dsa),
+    ("router", crate::joined::router),
+    ("activations", crate::joined::activations),
+];
+
 /// Every check, in the order in which they help to find a fault.
 pub(crate) fn all(device: usize) -> Vec<Check> {
     let mut checks = Vec::new();
@@ -37,6 +45,9 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
     for op in NAMES {
         let run = move || complaint(&law::check(|| stepped(device), op));
         add(format!("law-in-steps/{op}"), Box::new(run));
+    }
+    for (what, check) in JOINS {
+        add(format!("joined/{what}"), Box::new(move || check(device)));
     }
     for tiny in TINY {
         add(format!("inside/{tiny:?}"), Box::new(move || inside(tiny, device)));
@@ -82,6 +93,9 @@ pub(crate) fn few(device: usize) -> Vec<Check> {
     for op in NAMES {
         let run = move || complaint(&law::check_few(|| cuda(device, true), op));
         add(format!("law/{op}"), Box::new(run));
+    }
+    for (what, check) in JOINS {
+        add(format!("joined/{what}"), Box::new(move || check(device)));
     }
     for tiny in TINY {
         let run = move || joined(tiny, device, contracts::few_pieces);

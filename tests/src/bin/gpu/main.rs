@@ -11,6 +11,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a check that cannot run has failed
 
 mod checks;
+mod joined;
 mod supervise;
 
 use std::any::Any;

@@ -15,15 +15,35 @@ pub(crate) struct Goldens {
     folder: PathBuf,
 }
 
+/// Packs checkpoints that are too large for the repository, takes the packs apart, and compares every byte.
+#[derive(Args)]
+pub(crate) struct Packs {
+    /// Folders of plain checkpoints.
+    #[arg(required = true)]
+    folders: Vec<PathBuf>,
+}
+
 impl Goldens {
     pub(crate) fn run(&self, root: &Path) -> Outcome {
-        let folder = self.folder.canonicalize().map_err(|e| format!("{}: {e}", self.folder.display()))?;
-        let status = Command::new("cargo")
-            .current_dir(root)
-            .args(["run", "--quiet", "--package", "flint-contracts", "--bin", "goldens", "--"])
-            .arg(folder)
-            .status()
-            .map_err(|e| format!("cargo: {e}"))?;
-        if status.success() { Ok(()) } else { Err("a golden differs".into()) }
+        run(root, "goldens", std::slice::from_ref(&self.folder), "a golden differs")
     }
+}
+
+impl Packs {
+    pub(crate) fn run(&self, root: &Path) -> Outcome {
+        run(root, "packs", &self.folders, "a pack differs from its source")
+    }
+}
+
+/// Runs a program of the contracts on folders.
+fn run(root: &Path, program: &str, folders: &[PathBuf], failed: &str) -> Outcome {
+    let absolute = |folder: &PathBuf| folder.canonicalize().map_err(|e| format!("{}: {e}", folder.display()));
+    let folders = folders.iter().map(absolute).collect::<Outcome<Vec<_>>>()?;
+    let status = Command::new("cargo")
+        .current_dir(root)
+        .args(["run", "--quiet", "--package", "flint-contracts", "--bin", program, "--"])
+        .args(folders)
+        .status()
+        .map_err(|e| format!("cargo: {e}"))?;
+    if status.success() { Ok(()) } else { Err(failed.into()) }
 }

@@ -25,6 +25,8 @@ enum Task {
     Tidy,
     /// Compares fixtures that are too large for the repository.
     Goldens(goldens::Goldens),
+    /// Packs checkpoints that are too large for the repository, and takes the packs apart.
+    Packs(goldens::Packs),
     /// Measures Flint against llama.cpp and transformers on the same weights, interleaved in one run.
     Peers(peers::Peers),
     /// Compiles the CUDA kernels into the code that the program embeds, and says what each costs.
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Task::Tidy => tidy::run(&root()),
         Task::Goldens(task) => task.run(&root()),
+        Task::Packs(task) => task.run(&root()),
         Task::Peers(task) => task.run(&root()),
         Task::Kernels(task) => task.run(&root()),
         Task::Cuda(task) => task.run(&root()),

@@ -26,9 +26,9 @@ const ATTEMPTS: u32 = 9;
 /// The first pause between attempts; each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(250);
 /// Until a connection stands and an answer begins.
-const ANSWER: Duration = Duration::from_secs(60);
+const ANSWER: Duration = Duration::from_mins(1);
 /// For a whole body of one request: a connection that stalls is taken up by a new one.
-const BODY: Duration = Duration::from_secs(900);
+const BODY: Duration = Duration::from_mins(15);
 
 /// A repository at one commit: `hf:owner/name@<40 hex digits>`.
 #[derive(Clone, Debug, PartialEq, Eq)]

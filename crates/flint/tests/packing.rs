@@ -70,7 +70,16 @@ fn tree(folder: &Path) -> BTreeMap<String, String> {
 }
 
 fn sum(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:x}", HexSum(&Sha256::digest(bytes)))
+}
+
+/// Bytes as hexadecimal digits.
+struct HexSum<'a>(&'a [u8]);
+
+impl std::fmt::LowerHex for HexSum<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
 }
 
 #[test]

@@ -239,7 +239,7 @@ fn a_folder_without_a_checkpoint_says_what_is_there_instead() {
     says(&single, &["there is model-00001-of-00002.safetensors, but neither"]);
     says(
         &refusal(files(&[config_file(), ("experts.bin", bytes())])),
-        &["experts.bin", "not supported by this build"],
+        &["BankMissing: config.json", "experts.bin is there"],
     );
     let mut streaming = config();
     streaming["expert_streaming"] = json!({});

@@ -17,6 +17,11 @@ const V2: &str = "expert-manifest-v2.json";
 const V1: &str = "expert-manifest.json";
 const MTP: &str = "mtp-expert-manifest-v2.json";
 
+/// A reason, what is changed, how, and a part of the message.
+type Case = (Refusal, &'static str, fn(&mut Value), &'static str);
+/// The same for the older manifest.
+type OlderCase = (Refusal, fn(&mut Value), &'static str);
+
 /// A pack of EXL3 experts: layer 1 with K = 3, layer 2 with K = 2, 2, 2.5, the others with K = 4.
 struct Made {
     place: tempfile::TempDir,
@@ -87,7 +92,6 @@ fn every_reason_of_a_manifest_has_its_name() {
     };
     let made = Made::new();
     made.open().unwrap();
-    type Case = (Refusal, &'static str, fn(&mut Value), &'static str);
     let cases: &[Case] = &[
         (ManifestFormat, "no format", |m| drop(m.as_object_mut().unwrap().remove("format")), "no format"),
         (
@@ -242,8 +246,7 @@ fn a_manifest_above_the_bound_is_not_read_into_memory() {
 #[test]
 fn the_older_manifest_must_say_the_same_where_it_is_there() {
     let made = Made::new();
-    type Case = (Refusal, fn(&mut Value), &'static str);
-    let cases: &[Case] = &[
+    let cases: &[OlderCase] = &[
         (Refusal::RuntimeModeNotExl3, |m| m["quantization"]["mode"] = json!("affine"), "affine"),
         (Refusal::ManifestFormat, |m| m["format"] = json!("other"), "other"),
         (Refusal::RuntimeRecordMismatch, |m| drop(m["records"].as_array_mut().unwrap().pop()), "8 records"),
@@ -307,6 +310,62 @@ fn a_bank_that_is_missing_short_long_or_a_link() {
         std::fs::rename(&manifest, &aside).unwrap();
         std::os::unix::fs::symlink(&aside, &manifest).unwrap();
         assert_eq!(made.refusal().0, Refusal::ManifestOpen);
+    }
+}
+
+#[test]
+fn the_bank_of_the_mtp_layers_may_not_be_missing_alone() {
+    let place = tempfile::tempdir().unwrap();
+    let plain = Plain::new(Layout::Official, |_| Storage::Bf16);
+    let (source, folder) = (place.path().join("source"), place.path().join("pack"));
+    plain.write(&source, 2);
+    make(&source, &folder);
+    std::fs::remove_file(folder.join("mtp-experts.bin")).unwrap();
+    assert_eq!(refusal_of(&folder).0, Refusal::SidecarMissing);
+    std::fs::remove_file(folder.join(MTP)).unwrap();
+    let (refusal, what) = refusal_of(&folder);
+    assert!(refusal == Refusal::ManifestMissing && what.starts_with(MTP), "{what}");
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    std::fs::write(folder.join("config.json"), config.replace("mtp_manifest", "nothing")).unwrap();
+    let (refusal, what) = refusal_of(&folder);
+    assert!(refusal == Refusal::BankMissing && what.starts_with("mtp-experts.bin"), "{what}");
+}
+
+#[test]
+fn no_damage_to_a_manifest_does_more_than_a_refusal() {
+    let made = Made::new();
+    let mut random = support::Random::new("damage");
+    for file in [V2, V1, MTP, "config.json", "manifest.sha256", "receipts/source-headers.json"] {
+        let whole = std::fs::read(made.folder().join(file)).unwrap();
+        for _ in 0..60 {
+            let mut bytes = whole.clone();
+            match random.below(3) {
+                0 => bytes.truncate(random.below(whole.len())),
+                1 => {
+                    let at = random.below(whole.len());
+                    bytes[at] = random.byte();
+                }
+                _ => {
+                    let at = random.below(whole.len());
+                    let end = (at + random.below(40)).min(whole.len());
+                    bytes.drain(at..end);
+                }
+            }
+            made.write(file, bytes);
+            // Opened or refused, never a panic: what may be opened is held to its sums by `verify`.
+            let _ = made.open();
+            let _ = flint_weights::pack::inspect(&made.folder());
+            let quick = flint_weights::pack::Scope::Quick { records: 1, seed: 1 };
+            let _ = flint_weights::pack::verify(&made.folder(), quick, &mut |_, _| {});
+        }
+        for _ in 0..20 {
+            made.write(file, &whole[..random.below(whole.len() - 2)]);
+            if [V2, V1, MTP].contains(&file) {
+                assert_eq!(made.refusal().0, Refusal::ManifestSyntax, "{file} is cut");
+            }
+        }
+        made.write(file, whole);
+        made.open().unwrap();
     }
 }
 

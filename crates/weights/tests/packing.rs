@@ -9,12 +9,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use flint_weights::pack::{
-    ExpertSource, Folder, Numbering, Origin, OriginFile, Pack, PackOptions, PackPlan, Scope, inspect, pack,
-    unpack, verify,
+    ExpertLayer, ExpertSource, Folder, Numbering, Origin, OriginFile, Pack, PackOptions, PackPlan, Scope,
+    inspect, pack, unpack, verify,
 };
 use flint_weights::{Checkpoint, Error, HostBytes, ModelConfig, Result, Source};
 use support::layout::Layout;
-use support::packs::{Plain, assert_same_tree, make, read, tree};
+use support::packs::{Plain, assert_same_tree, hex, make, read, tree};
 use support::{EXPERTS, LAYERS, Random, Storage, open, says};
 
 fn affine(name: &str) -> Storage {
@@ -68,7 +68,7 @@ fn every_expert_of_a_pack_has_the_bytes_of_its_source() {
         let source = ExpertSource::open(&place.path().join("source")).unwrap();
         let pack = ExpertSource::open(&place.path().join("pack")).unwrap();
         assert!(pack.has_records() && !source.has_records());
-        let layers: Vec<usize> = pack.layers().iter().map(flint_weights::pack::ExpertLayer::layer).collect();
+        let layers: Vec<usize> = pack.layers().iter().map(ExpertLayer::layer).collect();
         assert_eq!(layers, [1, 2, 3, 4], "{name}");
         for layer in layers {
             for expert in 0..EXPERTS {
@@ -441,7 +441,7 @@ fn layers_may_have_the_models_numbers() {
     let manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
     assert_eq!(manifest["layers"][0]["layer"], 1);
     let layers: Vec<usize> =
-        ExpertSource::open(&folder).unwrap().layers().iter().map(|l| l.layer()).collect();
+        ExpertSource::open(&folder).unwrap().layers().iter().map(ExpertLayer::layer).collect();
     assert_eq!(layers, [1, 2, 3, 4]);
 }
 
@@ -501,7 +501,7 @@ fn the_sums_are_what_shasum_reads() {
     for line in sums.lines() {
         let (sum, name) = line.split_once("  ").unwrap();
         let found: [u8; 32] = <sha2::Sha256 as sha2::Digest>::digest(&files[name]).into();
-        assert_eq!(sum, found.iter().map(|byte| format!("{byte:02x}")).collect::<String>(), "{name}");
+        assert_eq!(sum, hex(&found), "{name}");
     }
 }
 
@@ -515,7 +515,7 @@ fn the_release_is_planned_from_its_headers() {
         write(&source, &config(form, 288), &tensors(form, 288), 62);
         let plan = PackPlan::new(&Folder::new(&source), &PackOptions::default()).unwrap();
         assert_eq!((plan.records(), plan.bank_bytes()), (43 * 288, 43 * 288 * bytes));
-        assert_eq!(plan.trunk_bytes() > 10_000_000_000, true);
+        assert!(plan.trunk_bytes() > 10_000_000_000);
         let experts = ExpertSource::open(&source).unwrap();
         let reads = experts.record(3, 5).unwrap().reads(64);
         assert!((1..=9).contains(&reads.len()), "{reads:?}");

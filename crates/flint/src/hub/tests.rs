@@ -74,7 +74,8 @@ fn bytes_arrive_whatever_breaks_on_the_way() {
 
 #[test]
 fn a_hub_that_lies_is_caught_by_name() {
-    let cases: [(fn(usize, &str) -> Fault, u64, &[&str]); 5] = [
+    type Case = (fn(usize, &str) -> Fault, u64, &'static [&'static str]);
+    let cases: [Case; 5] = [
         (|_, _| Fault::OtherRange, 100, &["bytes from 100 were asked for", "bytes 101-"]),
         (|_, _| Fault::OtherLength, 100, &["bytes 100-1099/50001", "the commit lists 50000 bytes"]),
         (|_, _| Fault::IgnoresRanges, 100, &["ignores ranges", "download the repository"]),

@@ -51,10 +51,13 @@ pub(crate) struct LocalHub {
     pub(crate) tokens: Arc<Mutex<Vec<String>>>,
 }
 
+/// The fault of the request of this number for this file.
+type Faults = Box<dyn Fn(usize, &str) -> Fault + Send + Sync>;
+
 struct State {
     files: Vec<Served>,
     /// What to do with the request of this number for this file.
-    fault: Box<dyn Fn(usize, &str) -> Fault + Send + Sync>,
+    fault: Faults,
     requests: Arc<AtomicUsize>,
     tokens: Arc<Mutex<Vec<String>>>,
     address: String,

@@ -42,18 +42,26 @@ impl Pack {
         refuse_v3(folder)?;
         let expected = Expected { dims, layers: trunk_layers(config), sidecar: EXPERTS };
         let experts = Bank::open(folder, [MANIFEST, MANIFEST_V1], &expected)?;
-        let layers = config.layers()..config.layers() + config.mtp_layers;
+        let layers = config.layers()..config.layers() + config.mtp_layers.max(1);
         let expected = Expected { dims, layers: layers.collect(), sidecar: MTP_EXPERTS };
-        let mtp = Self::open_mtp(folder, &expected)?;
-        let notes = other_manifests(folder)?;
+        let block = block(folder)?;
+        let mtp = Self::open_mtp(folder, &expected, &block)?;
+        let notes = other_manifests(folder, &block);
         Ok(Self { folder: folder.to_owned(), experts, mtp, notes })
     }
 
     /// The MTP layers' bank. A model that says it has such layers may come without them, but then without any part of
-    /// the bank.
-    fn open_mtp(folder: &Path, expected: &Expected) -> Result<Option<Bank>> {
+    /// the bank, and the block of `config.json` does not name it.
+    fn open_mtp(folder: &Path, expected: &Expected, block: &Value) -> Result<Option<Bank>> {
         let is_there = |file: &str| folder.join(file).symlink_metadata().is_ok();
+        let is_named = block.get("mtp_manifest").is_some_and(Value::is_string);
         match (is_there(MTP_MANIFEST), is_there(MTP_EXPERTS)) {
+            (false, false) if is_named => {
+                let what = format!(
+                    "config.json names the MTP layers' bank, but neither it nor {MTP_EXPERTS} is there"
+                );
+                Err(Refusal::ManifestMissing.error(MTP_MANIFEST, what, REPACK))
+            }
             (false, false) => Ok(None),
             (false, true) => {
                 let what = format!("{MTP_EXPERTS} is there, its manifest is not");
@@ -202,25 +210,30 @@ fn refuse_v3(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Strings of the block in `config.json` that name other files of the folder than the manifests' fixed names.
-fn other_manifests(folder: &Path) -> Result<Vec<String>> {
+/// The block of `config.json` that marks a pack; null where there is none.
+fn block(folder: &Path) -> Result<Value> {
     let path = folder.join("config.json");
-    let json = match std::fs::read(&path) {
-        Ok(json) => json,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(source) => return Err(Error::Io { path, source }),
-    };
-    let config: Value = serde_json::from_slice(&json).unwrap_or_default();
+    match std::fs::read(&path) {
+        Ok(json) => {
+            let mut config: Value = serde_json::from_slice(&json).unwrap_or_default();
+            Ok(config.get_mut(BLOCK).map(Value::take).unwrap_or_default())
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Value::Null),
+        Err(source) => Err(Error::Io { path, source }),
+    }
+}
+
+/// What is said of strings of the block that name other files of the folder than the manifests' fixed names.
+fn other_manifests(folder: &Path, block: &Value) -> Vec<String> {
     let fixed = [MANIFEST, MANIFEST_V1, MTP_MANIFEST, MTP_MANIFEST_V1];
-    let block = config.get(BLOCK).and_then(Value::as_object);
-    let strings = block.into_iter().flat_map(|block| block.values()).filter_map(Value::as_str);
-    let other = strings.filter(|name| {
+    let values = block.as_object().into_iter().flat_map(|block| block.values());
+    let other = values.filter_map(Value::as_str).filter(|name| {
         Path::new(name).extension().is_some_and(|end| end.eq_ignore_ascii_case("json"))
             && !fixed.contains(name)
             && !name.contains(['/', '\\'])
             && folder.join(name).is_file()
     });
-    Ok(other
-        .map(|name| format!("config.json: {BLOCK} names {name}; Flint reads {MANIFEST} and leaves it aside"))
-        .collect())
+    let note =
+        |name: &str| format!("config.json: {BLOCK} names {name}; Flint reads {MANIFEST} and leaves it aside");
+    other.map(note).collect()
 }

@@ -133,14 +133,12 @@ pub(super) fn config(source: &Source) -> Result<(ModelConfig, bool)> {
 }
 
 fn keys(source: &Source) -> Result<Map<String, Value>> {
-    match source.read("config.json")? {
-        Some(json) => strict::parse("config.json", json.as_slice()),
-        None => {
-            let (place, found) = (source.label(), "there is no config.json".to_owned());
-            let remedy = "give the folder of a checkpoint or of a streaming pack";
-            Err(Error::NoCheckpoint { place, found, remedy })
-        }
-    }
+    let Some(json) = source.read("config.json")? else {
+        let (place, found) = (source.label(), "there is no config.json".to_owned());
+        let remedy = "give the folder of a checkpoint or of a streaming pack";
+        return Err(Error::NoCheckpoint { place, found, remedy });
+    };
+    strict::parse("config.json", json.as_slice())
 }
 
 /// Layers with equal forms, in the order of their first one.

@@ -9,9 +9,10 @@ use serde_json::{Map, Value};
 use super::bank::{Bank, Pack, open_sidecar};
 use super::form::Mode;
 use super::stored::{self, Listed, Role};
-use super::{BLOCK, EXPERTS, REPACK, Refusal};
+use super::{BLOCK, EXPERTS, MTP_EXPERTS, REPACK, Refusal};
 use crate::config::ModelConfig;
 use crate::map::map;
+use crate::names::place_of_tensor;
 use crate::safetensors::{Dtype, TensorInfo};
 use crate::shards::{Shard, Shards, Tensor};
 use crate::{Error, HostBytes, Result, Source};
@@ -46,6 +47,9 @@ pub(crate) fn shards(source: &Source, config: &ModelConfig) -> Result<(Shards, P
     let pack = Pack::open(folder, config)?;
     let mut shards = Shards::open(source)?;
     refuse_experts(&shards, config)?;
+    if pack.mtp_experts().is_none() {
+        refuse_half_mtp(&shards, config)?;
+    }
     for bank in pack.banks() {
         add(&mut shards, &pack, bank)?;
     }
@@ -60,6 +64,23 @@ fn refuse_experts(shards: &Shards, config: &ModelConfig) -> Result<()> {
         if stored::role(listed[0], config) != Role::Trunk {
             let what = format!("{} is a routed expert's, which the bank holds", tensor.info.name);
             return Err(Refusal::ExpertInTrunk.error(file, what, REPACK));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a trunk that has an MTP layer whose experts are nowhere.
+fn refuse_half_mtp(shards: &Shards, config: &ModelConfig) -> Result<()> {
+    for tensor in &shards.tensors {
+        let module = place_of_tensor(&tensor.info.name, config.layers()).module;
+        let layer =
+            module.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+        if layer.is_some_and(|layer| layer >= config.layers()) {
+            let what = format!(
+                "the trunk has {} of an MTP layer, but the bank of its experts is missing",
+                tensor.info.name
+            );
+            return Err(Refusal::BankMissing.error(MTP_EXPERTS, what, REPACK));
         }
     }
     Ok(())

@@ -13,7 +13,13 @@ pub(super) fn is_listed(path: &str) -> bool {
 
 /// The file's text.
 pub(super) fn text(sums: &BTreeMap<String, [u8; 32]>) -> String {
-    sums.iter().map(|(path, sum)| format!("{}  {path}\n", strict::hex(sum))).collect()
+    sums.iter().fold(String::new(), |mut text, (path, sum)| {
+        text.push_str(&strict::hex(sum));
+        text.push_str("  ");
+        text.push_str(path);
+        text.push('\n');
+        text
+    })
 }
 
 /// Reads the sums of a folder; `None` when it has no such file.

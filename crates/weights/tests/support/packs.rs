@@ -160,3 +160,12 @@ pub(crate) fn read(source: &ExpertSource, record: &ExpertRecord<'_>, gap: u64) -
     }
     bytes
 }
+
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").unwrap();
+        text
+    })
+}

@@ -24,8 +24,8 @@ const SPARE: u64 = 64 << 20;
 #[derive(Debug)]
 pub(in crate::pack) struct Partial {
     folder: PathBuf,
-    /// Open as long as this process writes here.
-    _lock: File,
+    /// Locked as long as this process writes here.
+    lock: File,
 }
 
 impl Partial {
@@ -40,9 +40,13 @@ impl Partial {
     /// Opens a folder that will have the name of `folder` when its work is done.
     pub(in crate::pack) fn begun(folder: &Path) -> Result<Self> {
         refuse_existing(folder)?;
-        let mut name = folder.as_os_str().to_owned();
+        let Some(name) = folder.file_name() else {
+            let (place, what) = (folder.display().to_string(), "it is no name of a new folder".to_owned());
+            return Err(Error::Packing { place, what, remedy: "name a folder that does not exist" });
+        };
+        let mut name = name.to_owned();
         name.push(PARTIAL);
-        let partial = PathBuf::from(name);
+        let partial = folder.with_file_name(name);
         std::fs::create_dir_all(&partial).map_err(failed(&partial))?;
         let path = partial.join(LOCK);
         let options = OpenOptions::new().create(true).truncate(false).read(true).write(true).clone();
@@ -54,9 +58,11 @@ impl Partial {
                 let remedy = "wait until it ends";
                 return Err(Error::Packing { place: partial.display().to_string(), what, remedy });
             }
+            // Some network file systems have no locks: then their users keep runs apart.
+            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
             Err(TryLockError::Error(source)) => return Err(failed(&path)(source)),
         }
-        Ok(Self { folder: partial, _lock: lock })
+        Ok(Self { folder: partial, lock })
     }
 
     /// Writes the plan, or compares it with that of an earlier run.
@@ -172,11 +178,14 @@ impl Partial {
     /// Gives the finished pack its name.
     pub(in crate::pack) fn complete(self, folder: &Path) -> Result<()> {
         self.remove(LOCK)?;
+        let Self { folder: partial, lock } = self;
+        // Some systems rename no folder in which a file is open.
+        drop(lock);
         if folder.is_dir() {
             // It is empty, else the work would not have begun; some systems rename onto no folder at all.
             std::fs::remove_dir(folder).map_err(failed(folder))?;
         }
-        std::fs::rename(&self.folder, folder).map_err(failed(folder))?;
+        std::fs::rename(&partial, folder).map_err(failed(folder))?;
         let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
         sync_folder(parent.unwrap_or(Path::new(".")))
     }

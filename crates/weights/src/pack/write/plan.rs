@@ -1,6 +1,6 @@
 //! Where every byte of the source goes, decided from its headers.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 
 use serde_json::{Map, Value, json};
 
@@ -320,9 +320,9 @@ fn shard_names(origin: &dyn Origin, files: &[OriginFile], index: Option<&[u8]>) 
     let Some(map) = map else {
         return Err(Error::Malformed { file: INDEX.to_owned(), what: "it has no weight_map".to_owned() });
     };
-    let names: BTreeMap<&str, ()> = map.values().filter_map(Value::as_str).map(|name| (name, ())).collect();
+    let names: BTreeSet<&str> = map.values().filter_map(Value::as_str).collect();
     let (mut shards, mut missing) = (Vec::new(), Vec::new());
-    for name in names.into_keys() {
+    for name in names {
         match find(name).filter(|file| !file.name.contains('/')) {
             Some(file) => shards.push(file),
             None => missing.push(name.to_owned()),

@@ -65,7 +65,7 @@ impl Receipt {
     pub(super) fn read(partial: &Partial, shard: &ShardPlan) -> Result<Option<Self>> {
         let Some(bytes) = partial.read(&receipt_name(shard))? else { return Ok(None) };
         let Ok(receipt) = serde_json::from_slice::<Self>(&bytes) else { return Ok(None) };
-        let trunk = std::fs::metadata(partial.path(&shard.trunk)).map(|file| file.len()).unwrap_or(0);
+        let trunk = std::fs::metadata(partial.path(&shard.trunk)).map_or(0, |file| file.len());
         let fits = receipt.format == FORMAT
             && receipt.shard == shard.source.name
             && receipt.bytes == shard.source.bytes

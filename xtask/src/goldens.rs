@@ -11,17 +11,17 @@ use crate::Outcome;
 #[derive(Args)]
 pub(crate) struct Goldens {
     /// Folder with `config.json`, `model.safetensors` and `goldens.safetensors` of the random tiny model in the official
-    /// layout.
-    folder: PathBuf,
+    /// layout; folder of the tiny model in EXL3 with its `goldens`; or the file of EXL3 matrices.
+    place: PathBuf,
 }
 
 impl Goldens {
     pub(crate) fn run(&self, root: &Path) -> Outcome {
-        let folder = self.folder.canonicalize().map_err(|e| format!("{}: {e}", self.folder.display()))?;
+        let place = self.place.canonicalize().map_err(|e| format!("{}: {e}", self.place.display()))?;
         let status = Command::new("cargo")
             .current_dir(root)
             .args(["run", "--quiet", "--package", "flint-contracts", "--bin", "goldens", "--"])
-            .arg(folder)
+            .arg(place)
             .status()
             .map_err(|e| format!("cargo: {e}"))?;
         if status.success() { Ok(()) } else { Err("a golden differs".into()) }

@@ -7,8 +7,10 @@ use serde_json::{Map, Value};
 use crate::assemble::{assemble, member_name};
 use crate::config::{ModelConfig, VisionConfig};
 use crate::encoding::dense::narrow;
+use crate::encoding::exl3::Marker;
 use crate::encoding::scheme::Scheme;
 use crate::encoding::{Encoding, Span, Stored};
+use crate::exl3::{BLOCK, Exl3, unpack_signs};
 use crate::matrix::{FP8_BLOCK, Form, HostBytes, PlainType, QuantMatrix, e4m3};
 use crate::shards::Shards;
 use crate::source::Source;
@@ -253,6 +255,20 @@ impl Checkpoint {
             Encoding::Fp8Block => {
                 Form::Fp8Block { codes: values, scales: bytes(stored.scales)?, first_row: 0 }
             }
+            Encoding::Exl3 { rate, codebook } => {
+                let (inputs, outputs) =
+                    (stored.cols.next_multiple_of(BLOCK), stored.rows.next_multiple_of(BLOCK));
+                Form::Exl3(Exl3 {
+                    rate,
+                    codebook,
+                    inputs,
+                    outputs,
+                    first_row: 0,
+                    trellis: values,
+                    input_scales: exl3_scales(bytes(stored.scales)?, inputs),
+                    output_scales: exl3_scales(bytes(stored.biases)?, outputs),
+                })
+            }
         };
         let whole = QuantMatrix { name: name.to_owned(), rows: stored.rows, cols: stored.cols, form };
         whole.check()?;
@@ -288,6 +304,15 @@ impl Checkpoint {
                     }
                 }
             }
+            Form::Exl3(exl3) => {
+                for (span, scales) in
+                    [(stored.scales, &exl3.input_scales), (stored.biases, &exl3.output_scales)]
+                {
+                    let Some(span) = span else { continue };
+                    self.check_finite(span, scales.as_slice(), PlainType::F16, 0)?;
+                }
+                stored.marker.map_or(Ok(()), |marker| self.check_marker(&marker))
+            }
         }
     }
 
@@ -308,6 +333,24 @@ impl Checkpoint {
         }
     }
 
+    /// Refuses a codebook's marker that holds another factor than the codebook's.
+    fn check_marker(&self, marker: &Marker) -> Result<()> {
+        let bytes = self.bytes(marker.span).and_then(|bytes| <[u8; 4]>::try_from(bytes.as_slice()).ok());
+        match bytes.map(i32::from_le_bytes) {
+            Some(found) if found == marker.value as i32 => Ok(()),
+            found => {
+                let tensor = &self.shards.tensors[marker.span.tensor];
+                Err(Error::Marker {
+                    tensor: tensor.info.name.clone(),
+                    file: self.shards.files[tensor.shard].name.clone(),
+                    offset: tensor.info.start,
+                    found: found.unwrap_or_default() as u32,
+                    expected: marker.value,
+                })
+            }
+        }
+    }
+
     /// The error of a number that cannot be used. `index` counts from the start of the span.
     fn value_error(&self, span: Span, index: usize, value: f32, what: &'static str) -> Error {
         let tensor = &self.shards.tensors[span.tensor];
@@ -321,6 +364,11 @@ impl Checkpoint {
             what,
         }
     }
+}
+
+/// Scales of a trellis's side of `len` as fp16: as they are stored, or unpacked from signs.
+fn exl3_scales(stored: HostBytes, len: usize) -> HostBytes {
+    if stored.len() == len * 2 { stored } else { HostBytes::from_vec(unpack_signs(stored.as_slice())) }
 }
 
 const NOT_FINITE: &str = "is not a finite number; the file is damaged: download it again";
@@ -387,6 +435,6 @@ fn refuse_packs(source: &Source, config: &Map<String, Value>) -> Result<()> {
     Err(Error::Unsupported {
         at: source.label(),
         what: what.to_owned(),
-        remedy: "use the official FP8 or BF16 checkpoint, or an MLX affine quantisation",
+        remedy: "use the official FP8 or BF16 checkpoint, an MLX affine or an EXL3 quantisation",
     })
 }

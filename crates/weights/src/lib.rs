@@ -11,6 +11,7 @@ pub mod config;
 mod drawn;
 mod encoding;
 mod error;
+pub mod exl3;
 mod latent;
 mod map;
 pub mod matrix;

@@ -1,0 +1,116 @@
+//! Decoding a tile with AVX-512: a byte permutation gathers the windows of 16 states, one multiplication and a few steps make
+//! them values.
+
+use std::arch::x86_64::*;
+
+use flint_weights::exl3::{Codebook, Rate};
+
+use super::decode::{
+    DecodeTile, FLIPPED, HALF_TO_FLOAT, KEPT, MOST_WINDOWS, MUL1, MUL1_MAGIC, SPLIT, Windows, by_rate,
+    codebook, mul1_line, windows,
+};
+
+pub(super) fn kernel(rate: Rate, codebook: Codebook) -> DecodeTile {
+    by_rate!(rate, codebook, decode)
+}
+
+struct OfRate<const HALVES: usize>;
+
+impl<const HALVES: usize> OfRate<HALVES> {
+    const WINDOWS: &'static Windows = &windows(HALVES);
+    const BYTES: usize = HALVES * 16;
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni")]
+unsafe fn decode<const HALVES: usize, const CODEBOOK: u8>(tile: *const u8, to: *mut f32) {
+    let windows = OfRate::<HALVES>::WINDOWS;
+    // SAFETY: the caller vouches for the tile and for 256 numbers.
+    unsafe {
+        let ring = load::<HALVES>(tile);
+        for h in 0..2 {
+            let mut gathered = [_mm512_setzero_si512(); MOST_WINDOWS];
+            for window in 0..windows.count {
+                let bytes = _mm512_load_si512(windows.bytes[h][window].as_ptr().cast());
+                gathered[window] = gather::<HALVES>(&ring, bytes);
+            }
+            for j in 0..8 {
+                let shift = _mm512_load_si512(windows.shift[h][j].as_ptr().cast());
+                let states = _mm512_srlv_epi32(gathered[windows.of[j]], shift);
+                let states = _mm512_and_si512(states, _mm512_set1_epi32(0xFFFF));
+                let register = j % 4 * 4 + h + j / 4 * 2;
+                _mm512_storeu_ps(to.add(register * 16), values::<CODEBOOK>(states));
+            }
+        }
+    }
+}
+
+/// The tile's bytes, zeros behind them.
+#[inline(always)]
+unsafe fn load<const HALVES: usize>(tile: *const u8) -> [__m512i; 4] {
+    let mut ring = [const { unsafe { std::mem::zeroed() } }; 4];
+    for (index, part) in ring.iter_mut().enumerate() {
+        let bytes = OfRate::<HALVES>::BYTES.saturating_sub(index * 64).min(64);
+        // SAFETY: the mask leaves out what lies behind the tile.
+        unsafe {
+            *part = match bytes {
+                0 => _mm512_setzero_si512(),
+                64 => _mm512_loadu_si512(tile.add(index * 64).cast()),
+                _ => _mm512_maskz_loadu_epi8((1 << bytes) - 1, tile.add(index * 64).cast()),
+            };
+        }
+    }
+    ring
+}
+
+/// Bytes of the ring by their numbers.
+#[inline(always)]
+unsafe fn gather<const HALVES: usize>(ring: &[__m512i; 4], bytes: __m512i) -> __m512i {
+    // SAFETY: plain AVX-512 with VBMI.
+    unsafe {
+        match HALVES {
+            ..=4 => _mm512_permutexvar_epi8(bytes, ring[0]),
+            5..=8 => _mm512_permutex2var_epi8(ring[0], bytes, ring[1]),
+            // The permutation looks at seven bits of a number; the eighth chooses between two halves.
+            _ => {
+                let low = _mm512_permutex2var_epi8(ring[0], bytes, ring[1]);
+                let high = _mm512_permutex2var_epi8(ring[2], bytes, ring[3]);
+                _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(bytes), high)
+            }
+        }
+    }
+}
+
+/// The values of 16 states.
+#[inline(always)]
+unsafe fn values<const CODEBOOK: u8>(states: __m512i) -> __m512 {
+    let (factor, addend) = codebook::<CODEBOOK>().congruence();
+    // SAFETY: plain AVX-512 with VNNI.
+    unsafe {
+        let x = _mm512_mullo_epi32(states, _mm512_set1_epi32(factor as i32));
+        let x = if addend == 0 { x } else { _mm512_add_epi32(x, _mm512_set1_epi32(addend as i32)) };
+        if CODEBOOK == MUL1 {
+            let magic = _mm512_set1_epi32(MUL1_MAGIC as i32);
+            let sum = _mm512_castsi512_ps(_mm512_dpbusd_epi32(magic, x, _mm512_set1_epi8(1)));
+            let (slope, offset) = mul1_line();
+            let exact = _mm512_fmadd_ps(sum, _mm512_set1_ps(slope), _mm512_set1_ps(offset));
+            let split = _mm512_mul_ps(exact, _mm512_set1_ps(SPLIT));
+            return _mm512_sub_ps(split, _mm512_sub_ps(split, exact));
+        }
+        // 2⁻¹¹² of the value, exactly.
+        let small = _mm512_add_ps(half(_mm512_slli_epi32::<16>(x)), half(x));
+        let split = _mm512_mul_ps(small, _mm512_set1_ps(SPLIT * HALF_TO_FLOAT));
+        let rest = _mm512_fnmadd_ps(small, _mm512_set1_ps(HALF_TO_FLOAT), split);
+        _mm512_sub_ps(split, rest)
+    }
+}
+
+/// The fp16 number in the upper half of a product, 2⁻¹¹² of it.
+#[inline(always)]
+unsafe fn half(x: __m512i) -> __m512 {
+    // SAFETY: plain AVX-512.
+    unsafe {
+        let (kept, flipped) = (_mm512_set1_epi32(KEPT as i32), _mm512_set1_epi32(FLIPPED as i32));
+        // (x & kept) ^ flipped
+        _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0x6A>(_mm512_srai_epi32::<3>(x), kept, flipped))
+    }
+}

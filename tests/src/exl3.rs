@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flint_backend::ops::{Linear, Ops};
 use flint_backend::{Backend, Element, Precision, Rows};
-use flint_cpu::Cpu;
+use flint_cpu::{Arithmetic, Cpu};
 use flint_model::{Glm, LanguageModel};
 use flint_weights::exl3::{BLOCK, Codebook, Exl3, Rate, TILE, TILE_WEIGHTS, place, states, unpack_signs};
 use flint_weights::{Checkpoint, Form, HostBytes, PlainType, QuantMatrix, Source};
@@ -14,14 +14,17 @@ use serde_json::Value;
 
 use crate::contracts::{chunked, concurrent, drafted, resumed};
 use crate::feeding::{feed, greedy};
-use crate::goldens::{Goldens, assert_close, distance, floats};
+use crate::goldens::{Goldens, assert_close, floats};
 use crate::{arithmetics, cpu, sizes};
 
 /// Unrounded rotated inputs against exllamav3's fp16 ones, and the same inputs: parts of the largest output.
 const UNROUNDED: f64 = 1e-3;
 const SAME_INPUTS: f64 = 2e-6;
-/// Largest distance of logits from transformers' in fp32 on the same weights, and from exllamav3's own, which round.
-const LOGITS_REBUILT: f32 = 2e-3;
+/// Largest distance of logits from transformers' in fp32 on the same weights: measured 1.2e-5 in fp32, 0.015 with bf16
+/// caches. exllamav3 itself, which computes in fp16, is 0.058 away.
+const LOGITS_FP32: f32 = 1e-4;
+const LOGITS_BF16: f32 = 0.05;
+/// The same from exllamav3's own logits.
 const LOGITS_EXLLAMA: f32 = 0.1;
 
 /// All tensors of a file.
@@ -82,6 +85,7 @@ fn codebook(name: &str) -> Codebook {
 }
 
 /// Compares every codebook entry, state, rotated weight and product of the fixture.
+#[allow(clippy::print_stdout)]
 pub fn check_fixture(path: &Path) {
     let file = File::read(path);
     for name in ["3inst", "mcg", "mul1"] {
@@ -170,7 +174,7 @@ fn with_rotated_inputs(file: &File, case: &str, matrix: &QuantMatrix) -> (QuantM
     for block in inputs.chunks_exact_mut(BLOCK) {
         let rotated: Vec<f64> = (0..BLOCK)
             .map(|a| {
-                let sign = |b: usize| if (a & b).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                let sign = |b: usize| if (a & b).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                 let sum: f64 = block.iter().enumerate().map(|(b, x)| sign(b) * f64::from(*x)).sum();
                 sum / (BLOCK as f64).sqrt()
             })
@@ -207,13 +211,15 @@ fn assert_near(what: &str, found: impl Iterator<Item = f64>, expected: &[f32], m
 }
 
 /// Compares a converted checkpoint with its goldens, and holds it to the whole-program contracts.
+#[allow(clippy::print_stdout)]
 pub fn check_model(folder: &Path) {
     let checkpoint = Checkpoint::open(Source::Folder(folder.to_owned())).unwrap();
     let goldens = Goldens::open(&folder.join("goldens/goldens.safetensors"));
     for arithmetic in arithmetics() {
         let mut model = Glm::load(&checkpoint, cpu(arithmetic, 2), sizes(), &mut |_, _| {}).unwrap();
         let label = format!("{arithmetic:?}");
-        check_text(&mut model, &goldens, &label);
+        let tolerance = if arithmetic == Arithmetic::Lanes { LOGITS_FP32 } else { LOGITS_BF16 };
+        check_text(&mut model, &goldens, &label, tolerance);
         chunked(&mut model, &label);
         resumed(&mut model, &label, &[1, 63, 64, 255, 289]);
         concurrent(&mut model, &label, 3);
@@ -222,19 +228,17 @@ pub fn check_model(folder: &Path) {
     println!("{}: goldens and contracts", folder.display());
 }
 
-fn check_text(model: &mut dyn LanguageModel, goldens: &Goldens, label: &str) {
+fn check_text(model: &mut dyn LanguageModel, goldens: &Goldens, label: &str, tolerance: f32) {
     let tokens = goldens.tokens("prompt40.ids");
     let logits: Vec<f32> = feed(model, &tokens, &[tokens.len()]).iter().flat_map(floats).collect();
-    let apart = distance(&logits, &goldens.floats("prompt40.logits_rebuilt"));
-    println!("{label}: logits {apart:e} from those of the rebuilt weights");
-    assert_close(label, &logits, &goldens.floats("prompt40.logits_rebuilt"), LOGITS_REBUILT);
+    assert_close(label, &logits, &goldens.floats("prompt40.logits_rebuilt"), tolerance);
     assert_close(label, &logits, &goldens.floats("prompt40.logits"), LOGITS_EXLLAMA);
     for prompt in 0..4 {
         let tokens = goldens.tokens(&format!("prompt{prompt}.ids"));
         let last = feed(model, &tokens, &[tokens.len()]).pop().map(|row| floats(&row)).unwrap_or_default();
         let what = format!("{label}: prompt {prompt}");
         assert_close(&what, &last, &goldens.floats(&format!("prompt{prompt}.last_logits")), LOGITS_EXLLAMA);
-        let (found, _) = greedy(model, &tokens, 64);
+        let (found, _) = greedy(model, &tokens, 63);
         assert_eq!(found, goldens.tokens(&format!("greedy{prompt}.tokens")), "{what}: greedy tokens");
     }
 }

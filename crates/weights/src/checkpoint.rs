@@ -55,7 +55,10 @@ impl Checkpoint {
         let scheme = Scheme::read(keys, &table, config.layers())?;
         let shards = Shards::open(&source)?;
         let stored = assemble(&table, &scheme, &shards, config.layers())?;
-        let warnings = scheme.warnings();
+        let mut warnings = scheme.warnings();
+        if matches!(scheme, Scheme::Exl3) {
+            warnings.extend(crate::storage::warnings(&source, &shards)?);
+        }
         Ok(Self { source, config, config_json, config_bytes, table, stored, shards, warnings, drawn: false })
     }
 

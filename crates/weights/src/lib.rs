@@ -20,6 +20,7 @@ pub mod plan;
 pub mod safetensors;
 mod shards;
 mod source;
+mod storage;
 mod table;
 mod values;
 

@@ -28,6 +28,36 @@ pub(crate) fn kernel(level: Level, rate: Rate, codebook: Codebook) -> DecodeTile
     }
 }
 
+/// A column of the tiles of 128 inputs, and the rows that meet it.
+pub(crate) struct Tiles {
+    /// The first tile.
+    pub(crate) first: *const u8,
+    /// Bytes from one tile to the next.
+    pub(crate) stride: usize,
+    /// Rotated inputs of the first row.
+    pub(crate) inputs: *const f32,
+    /// Numbers from one row's to the next.
+    pub(crate) input_stride: usize,
+    /// Totals of the first row, 512 numbers from row to row.
+    pub(crate) totals: *mut f32,
+}
+
+/// Adds the products of a column to the totals of some rows, in the order of `multiply.rs`.
+///
+/// # Safety
+/// The pointers cover what [`Tiles`] says, and the CPU has the kernel's instructions.
+pub(crate) type StreamTiles = unsafe fn(&Tiles);
+
+/// The kernel that multiplies in registers, where there is one for so few rows.
+pub(crate) fn stream(level: Level, rate: Rate, codebook: Codebook, rows: usize) -> Option<StreamTiles> {
+    #[cfg(target_arch = "x86_64")]
+    if level == Level::Avx512 {
+        return super::avx512::stream(rate, codebook, rows);
+    }
+    let _ = (level, rate, codebook, rows);
+    None
+}
+
 /// Names the function of a rate (in half bits) and a codebook.
 macro_rules! by_rate {
     ($rate:expr, $codebook:expr, $function:ident) => {
@@ -97,7 +127,7 @@ pub(crate) fn mul1_line() -> (f32, f32) {
     (slope, MUL1_OFFSET.to_f32() - slope * 8_388_608.0)
 }
 /// An fp16 number's bits, 13 places up, are those of an fp32 number 2¹¹² times smaller.
-pub(crate) const HALF_TO_FLOAT: f32 = 5.192_296_9e33;
+pub(crate) const HALF_TO_FLOAT: f32 = 5.192_297e33;
 /// What is kept of a product whose upper half lies 3 places down from an fp32 number's place, and what is flipped.
 pub(crate) const KEPT: u32 = HALVES_KEPT & 0x8000_0000 | (HALVES_KEPT >> 3 & 0x01FF_E000);
 /// See [`KEPT`].
@@ -141,6 +171,11 @@ const fn start(halves: usize, t: usize, j: usize) -> usize {
     (8 * t + j + 1) * halves / 2 + halves * 128 - 16
 }
 
+/// First byte of a window: that of the bit before its first state, so that no shift is as long as a state.
+const fn first_byte(halves: usize, t: usize, first: usize) -> usize {
+    (start(halves, t, first) - 1) / 8
+}
+
 /// The windows of a rate.
 pub(crate) const fn windows(halves: usize) -> Windows {
     let mut windows =
@@ -151,7 +186,7 @@ pub(crate) const fn windows(halves: usize) -> Windows {
         // The first state that does not fit in every lane's window opens another.
         let mut t = 0;
         while t < 32 {
-            if start(halves, t, j) - start(halves, t, first) / 8 * 8 > 16 {
+            if start(halves, t, j) - first_byte(halves, t, first) * 8 > 16 {
                 first = j;
                 windows.count += 1;
             }
@@ -160,12 +195,12 @@ pub(crate) const fn windows(halves: usize) -> Windows {
         windows.of[j] = windows.count;
         t = 0;
         while t < 32 {
-            let byte = start(halves, t, first) / 8;
+            let byte = first_byte(halves, t, first);
             windows.shift[t / 16][j][t % 16] = (16 - (start(halves, t, j) - byte * 8)) as u32;
             let mut i = 0;
             while i < 4 {
                 // The ring's bytes are words of 32 bits, each highest byte first.
-                let from = (byte + i) % ring ^ 3;
+                let from = ((byte + i) % ring) ^ 3;
                 windows.bytes[t / 16][windows.count][t % 16 * 4 + 3 - i] = from as u8;
                 i += 1;
             }

@@ -33,7 +33,7 @@ use flint_weights::exl3::{BLOCK, Exl3, HADAMARD_SCALE, TILE};
 use super::outputs::PANEL_ROWS;
 use super::run::Pair;
 use crate::Level;
-use decode::DecodeTile;
+use decode::Tiles;
 pub(crate) use multiply::TILE_ROWS;
 
 /// Lanes of an output's sum.
@@ -167,7 +167,9 @@ impl Outputs<'_> {
         let rows = self.pairs.len();
         debug_assert!(rows <= PANEL_ROWS);
         let first = self.exl3.first_row + outputs.start;
-        let decode = decode::kernel(self.level, self.exl3.rate, self.exl3.codebook);
+        let (rate, codebook) = (self.exl3.rate, self.exl3.codebook);
+        let stream = decode::stream(self.level, rate, codebook, rows);
+        let decode = decode::kernel(self.level, rate, codebook);
         // SAFETY: totals of at most `PANEL_ROWS` rows lie in the workspace; tiles of the block lie in the trellis, whose
         // size was checked at upload; weights are written before they are read.
         unsafe {
@@ -175,9 +177,16 @@ impl Outputs<'_> {
             totals.write_bytes(0, rows * BLOCK * LANES);
             for input_block in 0..self.exl3.inputs / BLOCK {
                 for tile in 0..TILES {
+                    let tiles = self.tiles(input_block, first / BLOCK, tile, totals.add(tile * TILE * LANES));
+                    if let Some(stream) = stream {
+                        stream(&tiles);
+                        continue;
+                    }
                     let weights = (&raw mut (*workspace).weights).cast::<f32>();
-                    self.decode(decode, input_block, first / BLOCK, tile, weights);
-                    self.multiply(weights, input_block, totals.add(tile * TILE * LANES));
+                    for row in 0..TILES {
+                        decode(tiles.first.add(row * tiles.stride), weights.add(row * TILE_NUMBERS));
+                    }
+                    self.multiply(weights, &tiles);
                 }
             }
             for (row, pair) in self.pairs.iter().enumerate() {
@@ -189,30 +198,32 @@ impl Outputs<'_> {
         }
     }
 
-    /// Decodes the tiles of 128 inputs and 16 outputs, and asks for a part of the next 128 inputs.
-    unsafe fn decode(&self, kernel: DecodeTile, inputs: usize, block: usize, tile: usize, to: *mut f32) {
+    /// The tiles of 128 inputs and 16 outputs with the rows' inputs. Asks for a part of the next 128 inputs.
+    fn tiles(&self, inputs: usize, block: usize, tile: usize, totals: *mut f32) -> Tiles {
         let (bytes, across) = (self.exl3.rate.tile_bytes(), self.exl3.outputs / TILE);
         let at = |row: usize, column: usize| {
             self.exl3.trellis.as_slice().as_ptr().wrapping_add((row * across + column) * bytes)
         };
         super::decode::ask(at((inputs + 1) * TILES + tile, block * TILES), TILES * bytes);
-        for row in 0..TILES {
-            let from = at(inputs * TILES + row, block * TILES + tile);
-            // SAFETY: the tile lies in the trellis, the numbers in the workspace.
-            unsafe { kernel(from, to.add(row * TILE_NUMBERS)) };
+        Tiles {
+            first: at(inputs * TILES, block * TILES + tile),
+            stride: across * bytes,
+            inputs: self.inputs.wrapping_add(inputs * BLOCK),
+            input_stride: self.exl3.inputs,
+            totals,
         }
     }
 
     /// Adds the products of the decoded tiles to the totals of every row.
-    unsafe fn multiply(&self, weights: *const f32, input_block: usize, totals: *mut f32) {
-        let kernels = multiply::kernels(self.level);
-        let stride = self.exl3.inputs;
+    unsafe fn multiply(&self, weights: *const f32, tiles: &Tiles) {
+        let (kernels, stride) = (multiply::kernels(self.level), tiles.input_stride);
         for row in (0..self.pairs.len()).step_by(self.tile_rows) {
             let rows = self.tile_rows.min(self.pairs.len() - row);
             // SAFETY: the rows' inputs and totals were allotted.
             unsafe {
-                let inputs = self.inputs.add(row * stride + input_block * BLOCK);
-                kernels[rows - 1](weights, inputs, stride, totals.add(row * BLOCK * LANES));
+                let (inputs, totals) =
+                    (tiles.inputs.add(row * stride), tiles.totals.add(row * BLOCK * LANES));
+                kernels[rows - 1](weights, inputs, stride, totals);
             }
         }
     }

@@ -6,6 +6,7 @@
 
 pub mod checks;
 pub mod contracts;
+pub mod exl3;
 pub mod feeding;
 pub mod goldens;
 pub mod nano;

@@ -11,8 +11,8 @@ use crate::Outcome;
 #[derive(Args)]
 pub(crate) struct Goldens {
     /// Folder with `config.json`, `model.safetensors` and `goldens.safetensors` of the random tiny model in the official
-    /// layout.
-    folder: PathBuf,
+    /// layout; folder of the tiny model in EXL3 with its `goldens`; or the file of EXL3 matrices.
+    place: PathBuf,
 }
 
 /// Packs checkpoints that are too large for the repository, takes the packs apart, and compares every byte.
@@ -25,7 +25,7 @@ pub(crate) struct Packs {
 
 impl Goldens {
     pub(crate) fn run(&self, root: &Path) -> Outcome {
-        run(root, "goldens", std::slice::from_ref(&self.folder), "a golden differs")
+        run(root, "goldens", std::slice::from_ref(&self.place), "a golden differs")
     }
 }
 

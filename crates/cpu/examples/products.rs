@@ -14,6 +14,7 @@ use flint_backend::ops::{Linear, Ops};
 use flint_backend::{Backend, Element, Precision, Rows};
 use flint_cpu::limits::{MachineLimits, measure};
 use flint_cpu::{Arithmetic, Cpu, CpuMatrix, Level, Options};
+use flint_weights::exl3::{Codebook, Exl3, Rate};
 use flint_weights::{Form, HostBytes, PlainType, QuantMatrix};
 
 const OUTPUTS: usize = 4096;
@@ -83,6 +84,25 @@ fn forms() -> Vec<(String, Form)> {
     let codes = HostBytes::from_vec(random(weights).as_slice().iter().map(|byte| byte & 0xF7).collect());
     let scales = HostBytes::from_vec(0.01f32.to_le_bytes().repeat(weights / 128 / 128));
     forms.push(("fp8".into(), Form::Fp8Block { codes, scales, first_row: 0 }));
+    for (halves, codebook) in
+        [(4, Codebook::Mul1), (5, Codebook::Mul1), (6, Codebook::Mul1), (8, Codebook::Mul1)]
+            .into_iter()
+            .chain([(12, Codebook::Mul1), (16, Codebook::Mul1), (6, Codebook::Mcg), (6, Codebook::ThreeInst)])
+    {
+        if let Some(rate) = Rate::of_halves(halves) {
+            let form = Form::Exl3(Exl3 {
+                rate,
+                codebook,
+                inputs: INPUTS,
+                outputs: OUTPUTS,
+                first_row: 0,
+                trellis: random(weights * halves / 16),
+                input_scales: HostBytes::from_vec(vec![0x2C; 2 * INPUTS]),
+                output_scales: HostBytes::from_vec(vec![0x2C; 2 * OUTPUTS]),
+            });
+            forms.push((format!("exl3 {rate}-{codebook}"), form));
+        }
+    }
     forms
 }
 
@@ -115,6 +135,7 @@ fn copy(form: &Form) -> Form {
         Form::Fp8Block { codes, scales, first_row } => {
             Form::Fp8Block { codes: again(codes), scales: again(scales), first_row: *first_row }
         }
+        Form::Exl3(exl3) => Form::Exl3(Exl3 { trellis: again(&exl3.trellis), ..exl3.clone() }),
     }
 }
 
@@ -132,8 +153,10 @@ fn report(
     });
     let matrices = matrices.collect::<Result<Vec<CpuMatrix>, _>>()?;
     let peak = match cpu.options().arithmetic {
-        Arithmetic::Dot => limits.dot_per_second.unwrap_or(limits.fma_per_second),
-        Arithmetic::Lanes => limits.fma_per_second,
+        Arithmetic::Dot if !matches!(form, Form::Exl3(_)) => {
+            limits.dot_per_second.unwrap_or(limits.fma_per_second)
+        }
+        _ => limits.fma_per_second,
     };
     let mut one = None;
     for rows in ROWS {

@@ -48,7 +48,7 @@ pub enum Level {
     Scalar,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// AVX-512 F, BW, DQ, VL and VBMI.
+    /// AVX-512 F, BW, DQ, VL, VBMI, VBMI2 and VNNI.
     Avx512,
     /// AArch64 NEON.
     Neon,
@@ -112,6 +112,8 @@ impl Level {
                     && std::arch::is_x86_feature_detected!("avx512dq")
                     && std::arch::is_x86_feature_detected!("avx512vl")
                     && std::arch::is_x86_feature_detected!("avx512vbmi")
+                    && std::arch::is_x86_feature_detected!("avx512vbmi2")
+                    && std::arch::is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(target_arch = "aarch64")]
             Self::Neon => true,

@@ -198,6 +198,14 @@ fn same_form(a: &Form, b: &Form) -> bool {
 
 /// Widths and groups that the kernels read.
 fn check_form(matrix: &QuantMatrix) -> Result<()> {
+    if matches!(matrix.form, Form::Exl3(_)) {
+        return Err(Error::Unsupported {
+            name: matrix.name.clone(),
+            backend: "cuda",
+            what: "the EXL3 encoding".into(),
+            remedy: "use --device cpu, or an MLX affine, FP8 or BF16 checkpoint",
+        });
+    }
     let Form::Affine { bits, group, .. } = &matrix.form else { return Ok(()) };
     let known = matches!(bits, 2 | 3 | 4 | 5 | 6 | 8) && matches!(group, 32 | 64 | 128);
     if known && matrix.cols.is_multiple_of(*group) {

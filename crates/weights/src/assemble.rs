@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::encoding::scheme::Scheme;
 use crate::encoding::{Encoding, Matrix, Piece, Pieces, Span, Stored};
-use crate::names::{Part, Place, place_of_tensor};
+use crate::names::{Part, Place, exl3, place_of_tensor};
 use crate::shards::{Shards, Tensor};
 use crate::table::{Group, Need, Shape, Spec, Table};
 use crate::{Error, Result};
@@ -53,7 +53,7 @@ impl Found<'_> {
             return Err(Error::Unsupported {
                 at: stored.clone(),
                 what: format!("a tensor of the {format} format"),
-                remedy: "use the official FP8 or BF16 checkpoint, or an MLX affine quantisation",
+                remedy: "use the official FP8 or BF16 checkpoint, an MLX affine or an EXL3 quantisation",
             });
         }
         let Some(modules) = self.modules(&place) else {
@@ -128,7 +128,8 @@ impl Found<'_> {
     /// Checks that nothing is missing and nothing is left over.
     fn check_complete(&mut self) -> Result<()> {
         let mut missing = Vec::new();
-        let specs = || self.table.specs.iter().enumerate();
+        let table = self.table;
+        let specs = || table.specs.iter().enumerate();
         let parts: HashSet<String> =
             specs().filter(|(at, _)| self.has(*at)).filter_map(|(_, spec)| optional_part(spec)).collect();
         for (at, spec) in specs() {
@@ -142,7 +143,7 @@ impl Found<'_> {
     }
 
     /// Whether a module must be there, given what else is.
-    fn is_needed(&self, at: usize, spec: &Spec) -> Result<bool> {
+    fn is_needed(&mut self, at: usize, spec: &Spec) -> Result<bool> {
         match spec.need {
             Need::Always => Ok(true),
             // The matrix and its pair stand one behind the other in the table.
@@ -157,11 +158,29 @@ impl Found<'_> {
                     pair => Ok(pair.is_none()),
                 }
             }
+            Need::Replaced => {
+                let replaced = self.replacements(spec).any(|part| self.has(part));
+                if replaced {
+                    self.pieces[at].clear();
+                }
+                Ok(!replaced)
+            }
+            Need::Replacing => Ok(self.replacements(spec).any(|part| self.has(part))),
             Need::Split => {
                 let joined = if self.table.specs[at - 1].need == Need::Joined { at - 1 } else { at - 2 };
                 Ok(self.has(joined + 1) || self.has(joined + 2))
             }
         }
+    }
+
+    /// The modules that may stand for [`Need::Replaced`] ones, those of the same block.
+    fn replacements(&self, spec: &Spec) -> impl Iterator<Item = usize> {
+        let names = [exl3::VISION_WHOLE].into_iter().chain(exl3::VISION_SPLIT);
+        let bare = spec.name.strip_suffix(".bias").unwrap_or(&spec.name);
+        let block = names.into_iter().find_map(|name| bare.strip_suffix(name)).unwrap_or(bare);
+        let part = |name: &str| [format!("{block}{name}"), format!("{block}{name}.bias")];
+        let parts = exl3::VISION_SPLIT.into_iter().flat_map(part);
+        parts.filter_map(|name| self.table.find(&name)).collect::<Vec<_>>().into_iter()
     }
 
     fn list_missing(&self, at: usize, spec: &Spec, missing: &mut Vec<String>) {
@@ -170,7 +189,7 @@ impl Found<'_> {
             return;
         }
         for (member, pieces) in self.pieces[at].iter().enumerate() {
-            if pieces.weight.is_none() {
+            if pieces.numbers().is_none() {
                 missing.push(member_name(&spec.name, &spec.shape, member));
             }
         }
@@ -206,7 +225,12 @@ pub(crate) fn member_name(module: &str, shape: &Shape, member: usize) -> String 
     }
 }
 
-/// How the members of a matrix or a stack are stored. A stack has one encoding.
+/// Whether members of one stack may be stored so. Widths of trellises differ as their converter pleases.
+fn may_stack(first: Encoding, other: Encoding) -> bool {
+    first == other || matches!((first, other), (Encoding::Exl3 { .. }, Encoding::Exl3 { .. }))
+}
+
+/// How the members of a matrix or a stack are stored. A stack has one kind of encoding.
 fn matrices(spec: &Spec, pieces: &[Pieces], shards: &Shards, scheme: &Scheme) -> Result<Vec<Stored>> {
     let (Shape::Matrix { rows, cols } | Shape::Stack { rows, cols, .. }) = spec.shape else {
         return Ok(Vec::new());
@@ -225,7 +249,7 @@ fn matrices(spec: &Spec, pieces: &[Pieces], shards: &Shards, scheme: &Scheme) ->
             shards,
         };
         let stored = matrix.stored(scheme)?;
-        if let Some(first) = members.first().filter(|first| first.encoding != stored.encoding) {
+        if let Some(first) = members.first().filter(|first| !may_stack(first.encoding, stored.encoding)) {
             let first_name = member_name(&spec.name, &spec.shape, 0);
             return Err(Error::Inconsistent {
                 module: spec.name.clone(),
@@ -241,14 +265,15 @@ fn matrices(spec: &Spec, pieces: &[Pieces], shards: &Shards, scheme: &Scheme) ->
 /// How an array is stored: plain numbers, never quantised.
 fn arrays(spec: &Spec, pieces: &[Pieces], shards: &Shards) -> Result<Vec<Stored>> {
     let Some(pieces) = pieces.first() else { return Ok(Vec::new()) };
-    let Some(weight) = pieces.weight else { return Ok(Vec::new()) };
-    if pieces.scales.is_some() || pieces.biases.is_some() || pieces.scale_inv.is_some() {
+    let others = [pieces.scales, pieces.biases, pieces.scale_inv, pieces.exl3.any()];
+    if others.iter().any(Option::is_some) {
         return Err(Error::Inconsistent {
             module: spec.name.clone(),
             what: "it has scales, but norms, convolutions and biases are never quantised".to_owned(),
             remedy: "convert the checkpoint anew",
         });
     }
+    let Some(weight) = pieces.weight else { return Ok(Vec::new()) };
     let tensor = &shards.tensors[weight.tensor];
     let Some(kind) = tensor.info.dtype.plain() else {
         return Err(Error::Type {
@@ -269,6 +294,7 @@ fn arrays(spec: &Spec, pieces: &[Pieces], shards: &Shards) -> Result<Vec<Stored>
         weight: Span { tensor: weight.tensor, start: 0, len: values * kind.size() },
         scales: None,
         biases: None,
+        marker: None,
         cut: weight.rows.map(cut),
     }])
 }

@@ -7,8 +7,10 @@ use serde_json::{Map, Value};
 use crate::assemble::{assemble, member_name};
 use crate::config::{ModelConfig, VisionConfig};
 use crate::encoding::dense::narrow;
+use crate::encoding::exl3::Marker;
 use crate::encoding::scheme::Scheme;
 use crate::encoding::{Encoding, Span, Stored};
+use crate::exl3::{BLOCK, Exl3, unpack_signs};
 use crate::matrix::{FP8_BLOCK, Form, HostBytes, PlainType, QuantMatrix, e4m3};
 use crate::pack::{self, Pack};
 use crate::shards::Shards;
@@ -63,6 +65,9 @@ impl Checkpoint {
         let stored = assemble(&table, &scheme, &shards, config.layers())?;
         let mut warnings = scheme.warnings();
         warnings.extend(pack.iter().flat_map(|pack| pack.notes().iter().cloned()));
+        if matches!(scheme, Scheme::Exl3) {
+            warnings.extend(crate::storage::warnings(&source, &shards)?);
+        }
         Ok(Self {
             source,
             config,
@@ -303,6 +308,15 @@ impl Checkpoint {
                     }
                 }
             }
+            Form::Exl3(exl3) => {
+                for (span, scales) in
+                    [(stored.scales, &exl3.input_scales), (stored.biases, &exl3.output_scales)]
+                {
+                    let Some(span) = span else { continue };
+                    self.check_finite(span, scales.as_slice(), PlainType::F16, 0)?;
+                }
+                stored.marker.map_or(Ok(()), |marker| self.check_marker(&marker))
+            }
         }
     }
 
@@ -320,6 +334,24 @@ impl Checkpoint {
         match (0..bytes.len() / 4).find(|at| !(factor(*at).is_finite() && factor(*at) > 0.0)) {
             None => Ok(()),
             Some(at) => Err(self.value_error(span, first + at, factor(at), NOT_POSITIVE)),
+        }
+    }
+
+    /// Refuses a codebook's marker that holds another factor than the codebook's.
+    fn check_marker(&self, marker: &Marker) -> Result<()> {
+        let bytes = self.mapped(marker.span).and_then(|bytes| <[u8; 4]>::try_from(bytes.as_slice()).ok());
+        match bytes.map(i32::from_le_bytes) {
+            Some(found) if found == marker.value as i32 => Ok(()),
+            found => {
+                let tensor = &self.shards.tensors[marker.span.tensor];
+                Err(Error::Marker {
+                    tensor: tensor.info.name.clone(),
+                    file: self.shards.files[tensor.shard].name.clone(),
+                    offset: tensor.info.start,
+                    found: found.unwrap_or_default() as u32,
+                    expected: marker.value,
+                })
+            }
         }
     }
 
@@ -350,6 +382,20 @@ fn view(name: &str, stored: &Stored, find: &dyn Fn(Span) -> Option<HostBytes>) -
             Form::Affine { bits, group, kind, codes: values, scales, biases }
         }
         Encoding::Fp8Block => Form::Fp8Block { codes: values, scales: bytes(stored.scales)?, first_row: 0 },
+        Encoding::Exl3 { rate, codebook } => {
+            let (inputs, outputs) =
+                (stored.cols.next_multiple_of(BLOCK), stored.rows.next_multiple_of(BLOCK));
+            Form::Exl3(Exl3 {
+                rate,
+                codebook,
+                inputs,
+                outputs,
+                first_row: 0,
+                trellis: values,
+                input_scales: exl3_scales(bytes(stored.scales)?, inputs),
+                output_scales: exl3_scales(bytes(stored.biases)?, outputs),
+            })
+        }
     };
     let whole = QuantMatrix { name: name.to_owned(), rows: stored.rows, cols: stored.cols, form };
     whole.check()?;
@@ -357,6 +403,11 @@ fn view(name: &str, stored: &Stored, find: &dyn Fn(Span) -> Option<HostBytes>) -
         None => Ok(whole),
         Some(cut) => whole.cut_rows(cut.clone()).ok_or_else(|| no_such(name, "matrix of so many rows")),
     }
+}
+
+/// Scales of a trellis's side of `len` as fp16: as they are stored, or unpacked from signs.
+fn exl3_scales(stored: HostBytes, len: usize) -> HostBytes {
+    if stored.len() == len * 2 { stored } else { HostBytes::from_vec(unpack_signs(stored.as_slice())) }
 }
 
 const NOT_FINITE: &str = "is not a finite number; the file is damaged: download it again";

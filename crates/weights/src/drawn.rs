@@ -5,8 +5,11 @@
 
 use std::sync::{Arc, OnceLock};
 
+use crate::exl3::Exl3;
 use crate::matrix::{Form, HostBytes, PlainType, QuantMatrix};
 
+/// Deviation of the values of random states, in each of EXL3's codebooks.
+const CODEBOOK_DEVIATION: f32 = 1.24;
 /// Bytes of the bank of codes.
 const BANK: usize = 64 << 20;
 
@@ -41,6 +44,15 @@ pub(crate) fn draw(matrix: QuantMatrix, seed: u64) -> QuantMatrix {
                 first_row: *first_row,
             })
         }
+        Form::Exl3(exl3) => random(exl3.trellis.len(), seed).map(|trellis| {
+            let scales = |len, value| repeated(PlainType::F16, value, len);
+            Form::Exl3(Exl3 {
+                trellis,
+                input_scales: scales(exl3.inputs, 1.0),
+                output_scales: scales(exl3.outputs, deviation / CODEBOOK_DEVIATION),
+                ..exl3.clone()
+            })
+        }),
     };
     match form {
         Some(form) => QuantMatrix { form, ..matrix },
@@ -105,6 +117,7 @@ fn number(kind: PlainType, value: f32) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exl3::{Codebook, Rate};
 
     fn check(form: Form) {
         let matrix = QuantMatrix { name: "m".into(), rows: 128, cols: 256, form };
@@ -139,5 +152,18 @@ mod tests {
             });
         }
         check(Form::Fp8Block { codes: zeros(128 * 256), scales: zeros(8), first_row: 0 });
+        for codebook in [Codebook::ThreeInst, Codebook::Mcg, Codebook::Mul1] {
+            let Some(rate) = Rate::of_halves(6) else { continue };
+            check(Form::Exl3(Exl3 {
+                rate,
+                codebook,
+                inputs: 256,
+                outputs: 128,
+                first_row: 0,
+                trellis: zeros(128 * 256 * 3 / 8),
+                input_scales: zeros(512),
+                output_scales: zeros(256),
+            }));
+        }
     }
 }

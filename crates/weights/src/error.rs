@@ -226,6 +226,23 @@ pub enum Error {
         /// The entry of the table.
         key: String,
     },
+    /// A marker of a trellis's codebook that does not hold the codebook's factor.
+    #[error(
+        "{tensor} ({file}, offset {offset}): the codebook's marker holds {found:#010x}, expected {expected:#010x}; this is \
+         another codebook, or the file is damaged: convert the checkpoint anew, or download it again"
+    )]
+    Marker {
+        /// The marker's stored name.
+        tensor: String,
+        /// Its shard.
+        file: String,
+        /// Where it lies in the shard, in bytes.
+        offset: u64,
+        /// The number that it holds.
+        found: u32,
+        /// The codebook's factor.
+        expected: u32,
+    },
     /// A module whose tensors contradict each other or the table.
     #[error("{module}: {what}; {remedy}")]
     Inconsistent {

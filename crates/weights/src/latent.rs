@@ -55,7 +55,7 @@ fn transposed(matrix: &QuantMatrix) -> QuantMatrix {
     let (rows, cols) = (matrix.rows, matrix.cols);
     let (kind, numbers) = match &matrix.form {
         Form::Plain { kind, values } => (*kind, values.clone()),
-        Form::Affine { .. } | Form::Fp8Block { .. } => (PlainType::F32, decoded(matrix)),
+        Form::Affine { .. } | Form::Fp8Block { .. } | Form::Exl3(_) => (PlainType::F32, decoded(matrix)),
     };
     let (size, from) = (kind.size(), numbers.as_slice());
     let mut values = Vec::with_capacity(from.len());
@@ -71,6 +71,7 @@ fn transposed(matrix: &QuantMatrix) -> QuantMatrix {
 
 /// A quantised matrix as little-endian fp32.
 fn decoded(matrix: &QuantMatrix) -> HostBytes {
-    let rows = (0..matrix.rows).flat_map(|row| matrix.decode_row_f64(row));
-    HostBytes::from_vec(rows.flat_map(|value| (value as f32).to_le_bytes()).collect())
+    HostBytes::from_vec(
+        matrix.decode_f64().into_iter().flat_map(|value| (value as f32).to_le_bytes()).collect(),
+    )
 }

@@ -7,6 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::exl3::{self, Exl3};
 use crate::{Error, Result};
 
 /// Shared read-only bytes: part of a mapped file, of the binary, or of a heap block.
@@ -130,6 +131,8 @@ pub enum Form {
         /// Where row 0 lies inside the first block row (0 to 127; not 0 only after a cut).
         first_row: usize,
     },
+    /// EXL3: a trellis between two Hadamard transforms.
+    Exl3(Exl3),
 }
 
 /// One matrix `[rows, cols]` = `[out, in]`: a product with it is `y[rows] = W · x[cols]`.
@@ -173,15 +176,29 @@ impl QuantMatrix {
                 let blocks = (first_row + self.rows).div_ceil(FP8_BLOCK) * self.cols.div_ceil(FP8_BLOCK);
                 check("weight_scale_inv", scales.len(), blocks * 4)
             }
+            Form::Exl3(exl3) => {
+                let padded = (exl3.first_row + self.rows).next_multiple_of(exl3::BLOCK);
+                check("inputs of the trellis", exl3.inputs, self.cols.next_multiple_of(exl3::BLOCK))?;
+                check(
+                    "outputs of the trellis",
+                    exl3.outputs,
+                    exl3.outputs.next_multiple_of(exl3::BLOCK).max(padded),
+                )?;
+                let tiles = exl3.inputs / exl3::TILE * (exl3.outputs / exl3::TILE);
+                check("trellis", exl3.trellis.len(), tiles * exl3.rate.tile_bytes())?;
+                check("suh", exl3.input_scales.len(), exl3.inputs * 2)?;
+                check("svh", exl3.output_scales.len(), exl3.outputs * 2)
+            }
         }
     }
 
-    /// Bytes of all arrays.
+    /// Bytes of all arrays; of a cut of a trellis, its rows' share.
     pub fn bytes(&self) -> usize {
         match &self.form {
             Form::Plain { values, .. } => values.len(),
             Form::Affine { codes, scales, biases, .. } => codes.len() + scales.len() + biases.len(),
             Form::Fp8Block { codes, scales, .. } => codes.len() + scales.len(),
+            Form::Exl3(exl3) => exl3_bytes(exl3.rate, exl3.inputs, self.rows),
         }
     }
 
@@ -213,13 +230,18 @@ impl QuantMatrix {
                     first_row: start % FP8_BLOCK,
                 }
             }
+            Form::Exl3(exl3) => Form::Exl3(Exl3 { first_row: exl3.first_row + range.start, ..exl3.clone() }),
         };
         Some(Self { name: self.name.clone(), rows: range.end - range.start, cols: self.cols, form })
     }
 
     /// The exact value of every weight, row-major, in float64. The oracle of tests and of bounds.
     pub fn decode_f64(&self) -> Vec<f64> {
-        (0..self.rows).flat_map(|row| self.decode_row_f64(row)).collect()
+        match &self.form {
+            // Rows of a trellis come 128 at a time.
+            Form::Exl3(exl3) => exl3.decode_f64(0, self.rows, self.cols),
+            _ => (0..self.rows).flat_map(|row| self.decode_row_f64(row)).collect(),
+        }
     }
 
     /// Row `row` of [`decode_f64`](Self::decode_f64).
@@ -251,8 +273,15 @@ impl QuantMatrix {
                     })
                     .collect()
             }
+            Form::Exl3(exl3) => exl3.decode_f64(row, 1, cols),
         }
     }
+}
+
+/// Bytes of `rows` outputs of a trellis with their scales: whole blocks of 128 where a matrix is padded.
+pub(crate) fn exl3_bytes(rate: exl3::Rate, inputs: usize, rows: usize) -> usize {
+    inputs * rows.next_multiple_of(exl3::BLOCK) * rate.halves() / 16
+        + 2 * (inputs + rows.next_multiple_of(exl3::BLOCK))
 }
 
 /// Code `index` of a row's bit stream with `bits` bits a code.

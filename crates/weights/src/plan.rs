@@ -347,15 +347,16 @@ fn groups(checkpoint: &Checkpoint) -> Vec<GroupPlan> {
 fn widths(checkpoint: &Checkpoint) -> Vec<WidthPlan> {
     let mut widths: BTreeMap<Encoding, (usize, u64, u64)> = BTreeMap::new();
     for (spec, members) in checkpoint.table.specs.iter().zip(&checkpoint.stored) {
-        let Some(first) = members.first() else { continue };
         if !is_loaded(spec.group) || !is_matrix(spec) {
             continue;
         }
-        // All members of a stack have one encoding.
-        let width = widths.entry(first.encoding).or_default();
-        width.0 += matrices(spec, members, checkpoint.config());
-        width.1 += spec.shape.values() as u64;
-        width.2 += members.iter().map(Stored::bytes).sum::<u64>();
+        // Members of a stack may be trellises of different widths.
+        for alike in members.chunk_by(|a, b| a.encoding == b.encoding) {
+            let width = widths.entry(alike[0].encoding).or_default();
+            width.0 += matrices(spec, alike, checkpoint.config());
+            width.1 += (spec.shape.values() / members.len() * alike.len()) as u64;
+            width.2 += alike.iter().map(Stored::bytes).sum::<u64>();
+        }
     }
     let plan = |(encoding, (matrices, values, bytes)): (Encoding, (usize, u64, u64))| WidthPlan {
         encoding,

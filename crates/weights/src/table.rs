@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use crate::config::{Attention, FeedForward, ModelConfig, VisionConfig};
+use crate::names::exl3;
 
 /// Part of the model that a module belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -102,6 +103,10 @@ pub(crate) enum Need {
     Joined,
     /// The same as an absorbed pair: unless the matrix above is there.
     Split,
+    /// A vision block's attention input in one module: not used where the block has it in parts.
+    Replaced,
+    /// These parts: all of them, or none.
+    Replacing,
 }
 
 /// A module that the model has.
@@ -308,16 +313,25 @@ impl Rows<'_> {
             for norm in ["attn.q_norm", "attn.k_norm"] {
                 self.vector(format!("{at}{norm}"), group, hidden / tower.heads);
             }
-            for (name, rows, cols) in [
-                ("attn.qkv", 3 * hidden, hidden),
-                ("attn.proj", hidden, hidden),
-                ("mlp.gate_proj", inner, hidden),
-                ("mlp.up_proj", inner, hidden),
-                ("mlp.down_proj", hidden, inner),
-            ] {
-                self.matrix(format!("{at}{name}"), group, rows, cols);
-                self.vector(format!("{at}{name}.bias"), group, rows);
+            let mut linear = |name: &str, rows, cols, need| {
+                let name = format!("{at}{name}");
+                let bias = Shape::Array(vec![vec![rows]]);
+                self.specs.push(Spec {
+                    name: name.clone(),
+                    shape: Shape::Matrix { rows, cols },
+                    group,
+                    need,
+                });
+                self.specs.push(Spec { name: format!("{name}.bias"), shape: bias, group, need });
+            };
+            linear(exl3::VISION_WHOLE, 3 * hidden, hidden, Need::Replaced);
+            for part in exl3::VISION_SPLIT {
+                linear(part, hidden, hidden, Need::Replacing);
             }
+            linear("attn.proj", hidden, hidden, Need::Always);
+            linear("mlp.gate_proj", inner, hidden, Need::Always);
+            linear("mlp.up_proj", inner, hidden, Need::Always);
+            linear("mlp.down_proj", hidden, inner, Need::Always);
         }
         self.vector("visual.post_layernorm".into(), group, hidden);
         let side = tower.spatial_merge_size;

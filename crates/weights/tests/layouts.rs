@@ -59,6 +59,7 @@ fn content(matrix: &QuantMatrix) -> (usize, usize, String, Vec<Vec<u8>>, Vec<f64
         }
         // A cut may share blocks with its neighbours: the numbers are compared below.
         Form::Fp8Block { codes, .. } => ("fp8".to_owned(), vec![codes.as_slice().to_vec()]),
+        Form::Exl3(exl3) => ("exl3".to_owned(), vec![exl3.trellis.as_slice().to_vec()]),
     };
     (matrix.rows, matrix.cols, form, arrays, matrix.decode_f64())
 }

@@ -117,7 +117,7 @@ fn the_latents_expansion_is_stored_in_one_way_only() {
 #[test]
 fn tensors_of_other_formats_are_refused_by_format() {
     for (end, format) in
-        [("trellis", "EXL3"), ("qweight", "GPTQ or AWQ"), ("weight_packed", "compressed-tensors")]
+        [("signs", "EXL3 embedding"), ("qweight", "GPTQ or AWQ"), ("weight_packed", "compressed-tensors")]
     {
         let error = spoil(&PLAIN, |_, tensors| {
             tensors[5].name = format!("model.language_model.layers.1.self_attn.o_proj.{end}");
@@ -347,10 +347,6 @@ fn other_modes_and_methods_are_refused_by_name() {
             &["quantization_config.quant_method", method, "not supported by this build", "official FP8"],
         );
     }
-    let error = spoil(&PLAIN, |config, _| {
-        config["quantization_config"] = json!({"quant_method": "exl3", "bits": 3.1});
-    });
-    says(&error, &["EXL3 is not supported by this build"]);
 }
 
 #[test]

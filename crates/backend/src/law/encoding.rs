@@ -1,5 +1,6 @@
 //! Matrices of every encoding, written from a seed.
 
+use flint_weights::exl3::{BLOCK, Codebook, Exl3, Rate, TILE};
 use flint_weights::{Form, HostBytes, PlainType, QuantMatrix};
 
 use super::seed::Seed;
@@ -10,6 +11,7 @@ pub(super) enum Encoding {
     Plain(PlainType),
     Fp8,
     Affine { bits: u8, group: usize, kind: PlainType },
+    Exl3(Rate, Codebook),
 }
 
 impl std::fmt::Display for Encoding {
@@ -18,12 +20,13 @@ impl std::fmt::Display for Encoding {
             Self::Plain(kind) => write!(f, "{kind:?}"),
             Self::Fp8 => write!(f, "fp8"),
             Self::Affine { bits, group, kind } => write!(f, "affine {bits}/{group} with {kind:?} scales"),
+            Self::Exl3(rate, codebook) => write!(f, "exl3 {rate}/{codebook}"),
         }
     }
 }
 
 impl Encoding {
-    /// Every encoding that a checkpoint may have.
+    /// Every encoding that a checkpoint may have, trellises aside.
     pub(super) fn all() -> Vec<Self> {
         let mut all: Vec<Self> = [PlainType::F32, PlainType::F16, PlainType::Bf16].map(Self::Plain).to_vec();
         all.push(Self::Fp8);
@@ -37,7 +40,21 @@ impl Encoding {
         all
     }
 
-    /// One of each family.
+    /// Trellises: each codebook, half rates, the narrowest and the widest. A backend may refuse them.
+    pub(super) fn trellises() -> Vec<Self> {
+        let kinds = [
+            (6, Codebook::Mul1),
+            (5, Codebook::Mul1),
+            (2, Codebook::ThreeInst),
+            (8, Codebook::Mcg),
+            (12, Codebook::Mul1),
+            (16, Codebook::Mcg),
+        ];
+        let rate = |(halves, codebook)| Some(Self::Exl3(Rate::of_halves(halves)?, codebook));
+        kinds.into_iter().filter_map(rate).collect()
+    }
+
+    /// One of each family, trellises aside.
     pub(super) fn some() -> Vec<Self> {
         vec![
             Self::Plain(PlainType::Bf16),
@@ -58,6 +75,7 @@ impl Encoding {
             Self::Plain(kind) => Form::Plain { kind, values: numbers(kind, rows * cols, || seed.normal()) },
             Self::Fp8 => fp8(rows, cols, seed),
             Self::Affine { bits, group, kind } => affine(bits, group, kind, rows, cols, seed),
+            Self::Exl3(rate, codebook) => trellis(rate, codebook, rows, cols, seed),
         };
         QuantMatrix { name: name.into(), rows, cols, form }
     }
@@ -115,6 +133,36 @@ fn round_to_bf16(value: f64) -> f64 {
     if value == 0.0 { value } else { (value / step).round_ties_even() * step }
 }
 
+fn trellis(rate: Rate, codebook: Codebook, rows: usize, cols: usize, seed: &mut Seed) -> Form {
+    let (outputs, inputs) = (rows.next_multiple_of(BLOCK), cols.next_multiple_of(BLOCK));
+    let bytes = inputs / TILE * (outputs / TILE) * rate.tile_bytes();
+    let trellis = HostBytes::from_vec((0..bytes).map(|_| seed.bits() as u8).collect());
+    let mut scales = |len| {
+        numbers(PlainType::F16, len, || {
+            seed.between(0.5, 1.0) * if seed.bits() & 1 == 0 { 1.0 } else { -1.0 }
+        })
+    };
+    let (input_scales, output_scales) = (scales(inputs), scales(outputs));
+    Form::Exl3(Exl3 { rate, codebook, inputs, outputs, first_row: 0, trellis, input_scales, output_scales })
+}
+
+/// What each weight of a trellis is summed from: a block's values, each through both transforms.
+fn rotated_magnitudes(exl3: &Exl3, rows: usize, cols: usize) -> Vec<f64> {
+    let sums: Vec<Vec<f64>> = (0..exl3.outputs / BLOCK)
+        .map(|block| {
+            let values = exl3.rotated(block);
+            let sum = |values: &[half::f16]| values.iter().map(|value| value.to_f64().abs()).sum();
+            values.chunks_exact(BLOCK * BLOCK).map(sum).collect()
+        })
+        .collect();
+    let magnitude = |place: usize| {
+        let (output, input) = (exl3.first_row + place / cols, place % cols);
+        let scale = f64::from(exl3.input_scale(input)) * f64::from(exl3.output_scale(output));
+        scale.abs() * sums[output / BLOCK][input / BLOCK] / BLOCK as f64
+    };
+    (0..rows * cols).map(magnitude).collect()
+}
+
 /// What a product with a matrix is made of: for each weight its value and the sum of the magnitudes that a product
 /// may add up to form it (an affine weight may come as code and bias).
 pub(super) struct Weights {
@@ -158,6 +206,11 @@ impl Weights {
                 let bias = bias(place);
                 all.scaled.push(value - bias);
                 all.magnitudes.push(if rounded { value.abs() } else { (value - bias).abs() + bias.abs() });
+            }
+            if let Form::Exl3(exl3) = &part.form {
+                let first = all.magnitudes.len() - values.len();
+                all.magnitudes.truncate(first);
+                all.magnitudes.extend(rotated_magnitudes(exl3, part.rows, cols));
             }
             all.values.extend(values);
         }

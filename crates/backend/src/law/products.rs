@@ -9,7 +9,7 @@ use super::place::expert_slots;
 use super::rows::{FEW_ROWS, Port, ROWS, RowCase, RowWords, Temper, check_rows, upload_u32, words};
 use super::seed::Seed;
 use crate::ops::{Embed, ExpertLinear, HeadLinear, Linear};
-use crate::{Backend, Element, Precision, Result, Rows};
+use crate::{Backend, Element, Error, Precision, Result, Rows};
 
 /// How many readings of its inputs a product may have: as they are, and rounded where the backend says so.
 fn readings<B: Backend>(backend: &B, precision: Precision) -> usize {
@@ -56,6 +56,27 @@ fn stored_product(weights: &Weights, x: &[f64]) -> Option<Vec<Exact>> {
         Some(Exact::Near { value, slack: magnitude * 2.1 / 256.0 })
     };
     (0..weights.rows()).map(output).collect()
+}
+
+/// Whether a backend takes a matrix of this encoding; it may refuse one by name.
+fn takes<B: Backend>(backend: &mut B, encoding: Encoding) -> Result<bool> {
+    let matrix = encoding.matrix("test.taken", 128, 128, &mut Seed::new(10));
+    match backend.upload(&[matrix], Precision::Product) {
+        Ok(_) => Ok(true),
+        Err(Error::Unsupported { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The trellises that a backend takes.
+fn trellises<B: Backend>(backend: &mut B) -> Result<Vec<Encoding>> {
+    let mut taken = Vec::new();
+    for encoding in Encoding::trellises() {
+        if takes(backend, encoding)? {
+            taken.push(encoding);
+        }
+    }
+    Ok(taken)
 }
 
 struct LinearCase<B: Backend> {
@@ -173,7 +194,31 @@ pub(crate) fn linear<B: Backend>(backend: &mut B, session: &mut Session) -> Resu
     let mut fused = LinearCase::new(backend, &fused, 256, Precision::Product, &mut seed)?;
     fused.rounded = true;
     check_rows(backend, session, &fused, ROWS)?;
-    Ok(())
+    linear_trellises(backend, session)
+}
+
+/// Laws of `linear` with trellises: every rate, sizes that are padded, cuts, and parts of one trellis beside others.
+fn linear_trellises<B: Backend>(backend: &mut B, session: &mut Session) -> Result<()> {
+    let mut seed = Seed::new(15);
+    let taken = trellises(backend)?;
+    for (index, &encoding) in taken.iter().enumerate() {
+        let counts = if index == 0 { ROWS } else { FEW_ROWS };
+        for (rows, cols, precision) in
+            [(19, 256, Precision::Product), (150, 384, Precision::Product), (6, 40, Precision::Full)]
+        {
+            let case = LinearCase::new(backend, &[(encoding, rows)], cols, precision, &mut seed)?;
+            check_rows(backend, session, &case, counts)?;
+        }
+    }
+    let Some(&encoding) = taken.first() else { return Ok(()) };
+    let whole = encoding.matrix("test.cut", 384, 256, &mut seed);
+    let cuts = [0..128, 128..200, 200..384, 3..5].into_iter().filter_map(|rows| whole.cut_rows(rows));
+    let others = [Encoding::Plain(PlainType::F16), taken[taken.len() - 1]];
+    let others = others.map(|other| other.matrix("test.beside", 9, 256, &mut seed));
+    let parts: Vec<QuantMatrix> = cuts.chain(others).collect();
+    let name = format!("{encoding}, rows 0..384 and 3..5 of 384 × 256, others beside them");
+    let case = LinearCase::of(backend, &name, &parts, Precision::Product)?;
+    check_rows(backend, session, &case, ROWS)
 }
 
 struct HeadCase<B: Backend> {
@@ -219,6 +264,7 @@ impl<B: Backend> RowCase<B> for HeadCase<B> {
 /// Laws of `head_linear`.
 pub(crate) fn head_linear<B: Backend>(backend: &mut B, session: &mut Session) -> Result<()> {
     let mut seed = Seed::new(12);
+    let taken = trellises(backend)?;
     let mut check =
         |encoding: Encoding, heads: usize, rows: usize, cols: usize, counts: &[usize]| -> Result<()> {
             let matrices: Vec<QuantMatrix> =
@@ -239,7 +285,11 @@ pub(crate) fn head_linear<B: Backend>(backend: &mut B, session: &mut Session) ->
         check(encoding, 5, 16, 256, ROWS)?;
     }
     check(Encoding::Plain(PlainType::F32), 2, 9, 72, ROWS)?;
-    check(Encoding::Plain(PlainType::Bf16), 2, 64, 512, FEW_ROWS)
+    check(Encoding::Plain(PlainType::Bf16), 2, 64, 512, FEW_ROWS)?;
+    for encoding in taken {
+        check(encoding, 3, 20, 256, FEW_ROWS)?;
+    }
+    Ok(())
 }
 
 /// Experts of a test; the stack has more slots, in another order.
@@ -317,6 +367,7 @@ impl<B: Backend> RowCase<B> for ExpertCase<B> {
 /// Laws of `expert_linear`.
 pub(crate) fn expert_linear<B: Backend>(backend: &mut B, session: &mut Session) -> Result<()> {
     let mut seed = Seed::new(13);
+    let taken = trellises(backend)?;
     let slots = upload_u32(backend, &SLOTS)?;
     let mut check = |encodings: &[Encoding],
                      rows: usize,
@@ -351,6 +402,11 @@ pub(crate) fn expert_linear<B: Backend>(backend: &mut B, session: &mut Session) 
     check(&[four, six], 9, 256, false, ROWS)?;
     check(&[four], 6, 4096, false, &[2, 8])?;
     check(&[four], 6, 2048, true, &[2, 8])?;
+    // Every expert has scales of its own.
+    for pair in taken.windows(2) {
+        check(pair, 9, 256, false, FEW_ROWS)?;
+        check(&pair[..1], 130, 128, true, FEW_ROWS)?;
+    }
     for encoding in Encoding::all() {
         expert_slots(backend, session, encoding, (7, 128))?;
     }

@@ -23,6 +23,14 @@ pub(crate) fn embed(cpu: &mut Cpu, op: &ops::Embed<CpuBuffer, CpuMatrix>) -> Res
         return Err(Error::Shape { op: "embed", what });
     }
     let table = &stack.members[0];
+    if table.parts.iter().any(|part| matches!(part.form, Form::Exl3(_))) {
+        return Err(Error::Unsupported {
+            name: "the embedding".into(),
+            backend: "cpu",
+            what: "rows of a trellis".into(),
+            remedy: "convert the checkpoint with an unquantised embedding",
+        });
+    }
     cpu.pool.run(out.rows, &|row| {
         // SAFETY: each task writes one row.
         let to = unsafe { out.row_mut(row) };
@@ -65,8 +73,8 @@ fn decode_row(part: &Part, output: usize, to: &mut [f32]) {
                 *value = kind.read(codes, i);
             }
         }
-        (Form::Affine { .. } | Form::Fp8Block { .. }, _) => {
-            debug_assert!(false, "scales come with these forms");
+        (Form::Affine { .. } | Form::Fp8Block { .. } | Form::Exl3(_), _) => {
+            debug_assert!(false, "scales come with these forms, and trellises were refused");
         }
     }
 }

@@ -28,8 +28,30 @@ pub(crate) trait Engine {
     unsafe fn step(sums: Self::Sums, w: Self::Operand, x: Self::Operand) -> Self::Sums;
 }
 
+/// An engine of fp32 numbers whose lanes may share four inputs: lane `l` takes number `l % 4`.
+///
+/// # Safety
+/// As for [`Engine`].
+pub(crate) trait Quad: Engine {
+    /// Four numbers, repeated over the slice.
+    unsafe fn quad(from: *const f32) -> Self::Operand;
+    unsafe fn add(a: Self::Sums, b: Self::Sums) -> Self::Sums;
+}
+
 /// Portable Rust.
 pub(crate) struct Scalar;
+
+impl Quad for Scalar {
+    #[inline(always)]
+    unsafe fn quad(from: *const f32) -> [f32; 4] {
+        // SAFETY: the caller vouches for four numbers.
+        unsafe { from.cast::<[f32; 4]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn add(a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        std::array::from_fn(|i| a[i] + b[i])
+    }
+}
 
 impl Engine for Scalar {
     type Sums = [f32; 4];
@@ -78,7 +100,7 @@ impl Engine for Scalar {
 pub(crate) mod x86 {
     use std::arch::x86_64::*;
 
-    use super::Engine;
+    use super::{Engine, Quad};
 
     /// `sum + w · x` of bf16 pairs.
     ///
@@ -131,6 +153,32 @@ pub(crate) mod x86 {
         unsafe fn step(sums: __m256, w: __m256, x: __m256) -> __m256 {
             // SAFETY: as above.
             unsafe { _mm256_fmadd_ps(w, x, sums) }
+        }
+    }
+
+    impl Quad for Avx2 {
+        #[inline(always)]
+        unsafe fn quad(from: *const f32) -> __m256 {
+            // SAFETY: the caller vouches for four numbers.
+            unsafe { _mm256_broadcast_ps(&from.cast::<__m128>().read_unaligned()) }
+        }
+        #[inline(always)]
+        unsafe fn add(a: __m256, b: __m256) -> __m256 {
+            // SAFETY: as above.
+            unsafe { _mm256_add_ps(a, b) }
+        }
+    }
+
+    impl Quad for Avx512 {
+        #[inline(always)]
+        unsafe fn quad(from: *const f32) -> __m512 {
+            // SAFETY: the caller vouches for four numbers.
+            unsafe { _mm512_broadcast_f32x4(_mm_loadu_ps(from)) }
+        }
+        #[inline(always)]
+        unsafe fn add(a: __m512, b: __m512) -> __m512 {
+            // SAFETY: as above.
+            unsafe { _mm512_add_ps(a, b) }
         }
     }
 
@@ -221,7 +269,20 @@ pub(crate) mod x86 {
 pub(crate) mod arm {
     use std::arch::aarch64::*;
 
-    use super::Engine;
+    use super::{Engine, Quad};
+
+    impl Quad for Neon {
+        #[inline(always)]
+        unsafe fn quad(from: *const f32) -> float32x4_t {
+            // SAFETY: the caller vouches for four numbers.
+            unsafe { vld1q_f32(from) }
+        }
+        #[inline(always)]
+        unsafe fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+            // SAFETY: as above.
+            unsafe { vaddq_f32(a, b) }
+        }
+    }
 
     /// fp32 in 128-bit registers.
     pub(crate) struct Neon;

@@ -24,6 +24,9 @@ impl Shape {
 
     /// Bytes of a row's operands.
     pub(crate) fn row_bytes(&self) -> usize {
+        if self.view.rotation.is_some() {
+            return super::trellis::row_bytes(self.inputs);
+        }
         self.blocks() * self.view.layout.unit.block_bytes()
     }
 

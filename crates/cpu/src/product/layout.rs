@@ -67,7 +67,8 @@ impl Layout {
     /// The layout of a form.
     pub(crate) fn of(unit: Unit, form: &Form) -> Self {
         let arrangement = match form {
-            Form::Plain { .. } => Arrangement::Natural,
+            // A trellis has an order of its own (`trellis/`).
+            Form::Plain { .. } | Form::Exl3(_) => Arrangement::Natural,
             Form::Affine { bits: 8, .. } | Form::Fp8Block { .. } => Arrangement::Bytes,
             Form::Affine { bits, .. } => Arrangement::Runs(*bits),
         };
@@ -116,6 +117,7 @@ pub(crate) fn exact_in_bf16(form: &Form) -> bool {
     match form {
         Form::Plain { kind, .. } => *kind == PlainType::Bf16,
         Form::Affine { .. } | Form::Fp8Block { .. } => true,
+        Form::Exl3(_) => false,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use flint_backend::{Error, Precision, Result};
-use flint_weights::{Form, PlainType, QuantMatrix};
+use flint_weights::{Form, HostBytes, PlainType, QuantMatrix};
 
 use super::layout::{Layout, Unit, code_factor, exact_in_bf16};
 use crate::{Arithmetic, Cpu};
@@ -36,6 +36,8 @@ pub(crate) struct Member {
     pub(crate) parts: Vec<Part>,
     /// The distinct arrangements of the input that the parts ask for.
     pub(crate) views: Vec<View>,
+    /// The distinct scales of inputs of trellises: `suh`.
+    pub(crate) rotations: Vec<HostBytes>,
 }
 
 /// An arrangement of an input row: decoded order, and the groups whose sums the biases multiply.
@@ -46,6 +48,8 @@ pub(crate) struct View {
     pub(crate) group: Option<usize>,
     /// Rows that the part's kernels stream.
     pub(crate) stream: Reach,
+    /// Index into [`Member::rotations`], for trellises.
+    pub(crate) rotation: Option<usize>,
 }
 
 /// How many rows kernels take at once, and how many in all.
@@ -92,7 +96,7 @@ impl CpuMatrix {
     pub(crate) fn slots(cpu: &Cpu, like: &[QuantMatrix], slots: usize, precision: Precision) -> Result<Self> {
         let unit = preferred_unit(cpu, precision);
         let (outputs, inputs, _) = Member::new(unit, like)?;
-        let empty = Arc::new(Member { parts: Vec::new(), views: Vec::new() });
+        let empty = Arc::new(Member { parts: Vec::new(), views: Vec::new(), rotations: Vec::new() });
         Ok(Self::new(unit, outputs, inputs, vec![empty; slots]))
     }
 
@@ -168,7 +172,8 @@ impl Member {
             return Err(Error::Shape { op: "upload", what: "a matrix without parts".into() });
         };
         let inputs = first.cols;
-        let mut member = Self { parts: Vec::with_capacity(parts.len()), views: Vec::new() };
+        let mut member =
+            Self { parts: Vec::with_capacity(parts.len()), views: Vec::new(), rotations: Vec::new() };
         let mut outputs = 0;
         for part in parts {
             check_form(part)?;
@@ -184,7 +189,8 @@ impl Member {
             let unit = if exact_in_bf16(&part.form) { unit } else { Unit::Fma };
             let layout = Layout::of(unit, &part.form);
             let stream = stream_reach(unit, &part.form);
-            let view = View { layout, group: affine_group(&part.form), stream };
+            let rotation = member.rotation(&part.form);
+            let view = View { layout, group: affine_group(&part.form), stream, rotation };
             let index = member.views.iter().position(|known| *known == view).unwrap_or_else(|| {
                 member.views.push(view);
                 member.views.len() - 1
@@ -204,6 +210,17 @@ impl Member {
         }
         Ok((outputs, inputs, member))
     }
+
+    /// The rotation of a trellis's inputs. Cuts of one trellis share theirs.
+    fn rotation(&mut self, form: &Form) -> Option<usize> {
+        let Form::Exl3(exl3) = form else { return None };
+        let suh = exl3.input_scales.as_slice();
+        let known = self.rotations.iter().position(|known| known.as_slice() == suh);
+        Some(known.unwrap_or_else(|| {
+            self.rotations.push(exl3.input_scales.clone());
+            self.rotations.len() - 1
+        }))
+    }
 }
 
 /// How far the kernels that stream a form reach.
@@ -219,7 +236,7 @@ fn stream_reach(unit: Unit, form: &Form) -> Reach {
 fn affine_group(form: &Form) -> Option<usize> {
     match form {
         Form::Affine { group, .. } => Some(*group),
-        Form::Plain { .. } | Form::Fp8Block { .. } => None,
+        Form::Plain { .. } | Form::Fp8Block { .. } | Form::Exl3(_) => None,
     }
 }
 
@@ -247,6 +264,8 @@ impl Part {
             Form::Plain { kind, .. } => self.inputs * kind.size(),
             Form::Affine { bits, .. } => self.inputs * usize::from(*bits) / 8,
             Form::Fp8Block { .. } => self.inputs,
+            // Outputs of a trellis have no codes of their own.
+            Form::Exl3(_) => 0,
         }
     }
 
@@ -256,6 +275,7 @@ impl Part {
             Form::Plain { kind, .. } => kind.size() * 8,
             Form::Affine { bits, .. } => usize::from(*bits),
             Form::Fp8Block { .. } => 8,
+            Form::Exl3(_) => 0,
         };
         super::layout::BLOCK * bits / 8
     }
@@ -265,13 +285,14 @@ impl Part {
         match &self.form {
             Form::Plain { values, .. } => values.as_slice(),
             Form::Affine { codes, .. } | Form::Fp8Block { codes, .. } => codes.as_slice(),
+            Form::Exl3(exl3) => exl3.trellis.as_slice(),
         }
     }
 
     /// How the scales are stored.
     pub(crate) fn scales(&self) -> Option<Scales<'_>> {
         match &self.form {
-            Form::Plain { .. } => None,
+            Form::Plain { .. } | Form::Exl3(_) => None,
             Form::Affine { group, kind, scales, biases, .. } => Some(Scales {
                 kind: *kind,
                 group: *group,

@@ -3,7 +3,7 @@
 //! `layout.rs` defines the order of every sum, and so the bits of every output. The rest is about speed:
 //! `matrix.rs` what an upload keeps, `input.rs` and `arrange.rs` rows arranged once a call, `decode/` codes to operands, `engine.rs` and
 //! `tile.rs` the multiply-adds of each instruction set, `stream.rs` those of few rows, `sums.rs` where a sum starts and ends,
-//! `outputs.rs` the work of a task, `run.rs` the tasks of a call, `embed.rs` table rows.
+//! `outputs.rs` the work of a task, `trellis/` that of EXL3 matrices, `run.rs` the tasks of a call, `embed.rs` table rows.
 
 #[cfg(target_arch = "x86_64")]
 mod arrange;
@@ -19,6 +19,7 @@ mod run;
 mod stream;
 mod sums;
 mod tile;
+mod trellis;
 
 use flint_backend::{Error, Result, ops};
 

@@ -1,6 +1,8 @@
 //! One call: which rows meet which matrix, arranged inputs, and the tasks of the threads.
 
 use flint_backend::{Error, Result};
+use flint_weights::Form;
+use flint_weights::exl3::{BLOCK, Exl3};
 
 use super::decode;
 use super::input::{self, Shape};
@@ -9,6 +11,7 @@ use super::matrix::{Part, Stack, View};
 use super::outputs::{Method, Outputs, PANEL, PANEL_ROWS};
 use super::sums::{LaneScales, SumKernels};
 use super::tile::{self, Tiles};
+use super::trellis;
 use crate::{Cpu, Level};
 
 /// One row's way through a matrix. The caller of [`Run::multiply`] checked that both sides lie in their buffers, and
@@ -33,6 +36,7 @@ struct Group {
 #[derive(Clone, Copy)]
 struct Set {
     shape: Shape,
+    member: usize,
     /// The first pair.
     first: usize,
     /// Line of the scratch memory.
@@ -143,7 +147,7 @@ impl Run {
                     let rows = ARRANGE_ROWS.min(group.rows - first);
                     self.arrange.push(Arrange { set: self.sets.len(), first, rows });
                 }
-                self.sets.push(Set { shape, first: group.first, line });
+                self.sets.push(Set { shape, member: group.member, first: group.first, line });
                 line += shape.bytes().div_ceil(size_of::<Line>());
             }
         }
@@ -170,7 +174,13 @@ impl Run {
                 let rows = group.rows.min(tiles_at_once * shape.tile_rows);
                 let ideal = (TASK_PRODUCTS / (rows.max(4) * stack.inputs).max(1)).min(fair);
                 let chunk = ideal.next_multiple_of(PANEL).max(PANEL);
-                for first_output in (0..part.outputs).step_by(chunk) {
+                let mut first_output = 0;
+                while first_output < part.outputs {
+                    let chunk = match &part.form {
+                        // A block of a trellis's outputs is rotated back together.
+                        Form::Exl3(exl3) => BLOCK - (exl3.first_row + first_output) % BLOCK,
+                        _ => chunk,
+                    };
                     let outputs = chunk.min(part.outputs - first_output);
                     for first_tile in (0..shape.tiles()).step_by(tiles_at_once) {
                         let tiles = tiles_at_once.min(shape.tiles() - first_tile);
@@ -184,6 +194,7 @@ impl Run {
                             tiles,
                         });
                     }
+                    first_output += outputs;
                 }
             }
         }
@@ -192,8 +203,13 @@ impl Run {
 
 /// Rows of a tile: as many as stream together, or as many as a panel's best tile has; about equal tiles.
 fn tile_rows(view: &View, level: Level, rows: usize) -> usize {
-    let most =
-        if rows <= view.stream.rows { view.stream.tile } else { tiles(view.layout.unit, level).best.0 };
+    let most = if view.rotation.is_some() {
+        trellis::TILE_ROWS
+    } else if rows <= view.stream.rows {
+        view.stream.tile
+    } else {
+        tiles(view.layout.unit, level).best.0
+    };
     rows.div_ceil(rows.div_ceil(most))
 }
 
@@ -226,13 +242,21 @@ fn method(part: &Part, shape: &Shape, level: Level) -> Method {
 impl Shared<'_> {
     unsafe fn arrange(&self, index: usize) {
         let Arrange { set, first, rows } = self.run.arrange[index];
-        let Set { shape, first: pair, line } = self.run.sets[set];
+        let Set { shape, member, first: pair, line } = self.run.sets[set];
         for row in first..first + rows {
             // SAFETY: the pair's input is valid (`multiply`), the set's memory was sized for its shape, and each row
             // is arranged by one task.
             unsafe {
                 let x = std::slice::from_raw_parts(self.run.pairs[pair + row].x, shape.inputs);
-                input::arrange_row(&shape, row, x, self.memory.add(line * size_of::<Line>()));
+                let to = self.memory.add(line * size_of::<Line>());
+                match shape.view.rotation {
+                    Some(index) => {
+                        let suh = self.stack.members[member].rotations[index].as_slice();
+                        let to = to.add(row * shape.row_bytes()).cast();
+                        trellis::rotate_row(self.level, x, suh, to);
+                    }
+                    None => input::arrange_row(&shape, row, x, to),
+                }
             }
         }
     }
@@ -242,6 +266,15 @@ impl Shared<'_> {
         let group = self.run.groups[task.group];
         let part: &Part = &self.stack.members[group.member].parts[task.part];
         let set = self.run.sets[group.set + part.view];
+        let outputs = task.first_output..task.first_output + task.outputs;
+        let tiles = task.first_tile..task.first_tile + task.tiles;
+        // SAFETY: the set lies in the memory.
+        let inputs = unsafe { self.memory.add(set.line * size_of::<Line>()) };
+        let pairs = &self.run.pairs[group.first..group.first + group.rows];
+        if let Form::Exl3(exl3) = &part.form {
+            // SAFETY: as below.
+            return unsafe { self.trellis_task(exl3, &task, &set, pairs, part.first_output) };
+        }
         // The dot product's CPU has AVX-512 whatever the level.
         let level = if part.layout.unit == Unit::Dot { Level::Avx512 } else { self.level };
         let scales = part.scales();
@@ -250,17 +283,34 @@ impl Shared<'_> {
             scales,
             lanes: scales.map(|scales| LaneScales::new(part.layout, &scales, part.scale_factor)),
             sums: SumKernels::of(level),
-            tiles: tiles(part.layout.unit, level),
+            tiles: self::tiles(part.layout.unit, level),
             method: method(part, &set.shape, level),
             shape: set.shape,
-            // SAFETY: the set lies in the memory.
-            inputs: unsafe { self.memory.add(set.line * size_of::<Line>()) },
-            pairs: &self.run.pairs[group.first..group.first + group.rows],
+            inputs,
+            pairs,
         };
-        let outputs = task.first_output..task.first_output + task.outputs;
-        let tiles = task.first_tile..task.first_tile + task.tiles;
         // SAFETY: the rows were arranged before; the output lies in the pairs' rows (`multiply`), each is written by one
         // task; `Cpu::new` checked the level's and the arithmetic's instructions.
         unsafe { work.run(outputs, tiles) };
+    }
+
+    /// A task of a trellis's block.
+    unsafe fn trellis_task(&self, exl3: &Exl3, task: &Task, set: &Set, pairs: &[Pair], first_output: usize) {
+        let shape = &set.shape;
+        let first = task.first_tile * shape.tile_rows;
+        let rows = first..shape.rows.min(first + task.tiles * shape.tile_rows);
+        // SAFETY: the set and its rows lie in the memory; the rest as `task` says.
+        unsafe {
+            let inputs = self.memory.add(set.line * size_of::<Line>() + first * shape.row_bytes());
+            let work = trellis::Outputs {
+                exl3,
+                level: self.level,
+                tile_rows: shape.tile_rows,
+                inputs: inputs.cast(),
+                pairs: &pairs[rows],
+                first_output,
+            };
+            work.run(task.first_output..task.first_output + task.outputs);
+        }
     }
 }

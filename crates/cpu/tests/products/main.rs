@@ -4,6 +4,7 @@
 
 mod accuracy;
 mod bits;
+mod exl3;
 mod mlx;
 mod refusals;
 mod support;

@@ -79,7 +79,7 @@ fn staged_rows(matrix: &QuantMatrix, encoding: Encoding) -> usize {
 
 fn stage(queue: &mut Queue, matrix: &QuantMatrix, encoding: Encoding) -> Result<Staged> {
     let numbers = match &matrix.form {
-        Form::Plain { .. } => 0,
+        Form::Plain { .. } | Form::Exl3(_) => 0,
         Form::Affine { scales, .. } | Form::Fp8Block { scales, .. } => scales.len(),
     };
     // Members of an FP8 stack may be cut at different rows of a block.
@@ -97,7 +97,7 @@ fn arrange_scales(
     to: u64,
 ) -> Result<()> {
     let (kind, groups, first_row) = match &matrix.form {
-        Form::Plain { .. } => return Ok(()),
+        Form::Plain { .. } | Form::Exl3(_) => return Ok(()),
         Form::Affine { group, kind, scales, biases, .. } => {
             queue.fill(&staged.memory, 0, scales.as_slice())?;
             queue.fill(&staged.memory, staged.biases, biases.as_slice())?;
@@ -135,8 +135,7 @@ fn arrange_codes(
     staged: &Staged,
     to: u64,
 ) -> Result<()> {
-    let (Form::Plain { values: codes, .. } | Form::Affine { codes, .. } | Form::Fp8Block { codes, .. }) =
-        &matrix.form;
+    let Some(codes) = codes(&matrix.form) else { return Ok(()) };
     let (row, units) = (row_bytes(matrix, encoding), matrix.cols.div_ceil(UNIT));
     let step = staged_rows(matrix, encoding);
     for start in (0..matrix.rows).step_by(step) {
@@ -153,6 +152,16 @@ fn arrange_codes(
         queue.launch(&ARRANGE_CODES, threads(total), args)?;
     }
     Ok(())
+}
+
+/// Codes or numbers; none of a trellis, which is refused at upload.
+fn codes(form: &Form) -> Option<&flint_weights::HostBytes> {
+    match form {
+        Form::Plain { values: codes, .. } | Form::Affine { codes, .. } | Form::Fp8Block { codes, .. } => {
+            Some(codes)
+        }
+        Form::Exl3(_) => None,
+    }
 }
 
 /// Uploads a part of every member row beside row, as it is stored.
@@ -184,14 +193,10 @@ pub(crate) fn upload_rows(
         kept.push(memory);
         Ok((address, stride as u64))
     };
-    (part.codes, part.code_stride) = array(&|form| {
-        let (Form::Plain { values: codes, .. } | Form::Affine { codes, .. } | Form::Fp8Block { codes, .. }) =
-            form;
-        Some(codes)
-    })?;
+    (part.codes, part.code_stride) = array(&codes)?;
     (part.scales, part.scale_stride) = array(&|form| match form {
         Form::Affine { scales, .. } | Form::Fp8Block { scales, .. } => Some(scales),
-        Form::Plain { .. } => None,
+        Form::Plain { .. } | Form::Exl3(_) => None,
     })?;
     (part.biases, _) = array(&|form| match form {
         Form::Affine { biases, .. } => Some(biases),
@@ -203,6 +208,7 @@ pub(crate) fn upload_rows(
         PlainType::F32 => 2,
     };
     match &first.form {
+        Form::Exl3(_) => {}
         Form::Plain { kind, .. } => part.form = number(*kind),
         Form::Fp8Block { first_row, .. } => (part.form, part.first_row) = (3, *first_row as u32),
         Form::Affine { bits, group, kind, .. } => {

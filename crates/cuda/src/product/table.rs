@@ -68,7 +68,8 @@ impl Encoding {
     pub(crate) fn of(form: &Form) -> Option<Self> {
         match form {
             Form::Plain { kind: PlainType::Bf16, .. } => Some(Self::Bf16),
-            Form::Plain { .. } => None,
+            // A trellis is refused at upload (`matrix.rs`).
+            Form::Plain { .. } | Form::Exl3(_) => None,
             Form::Fp8Block { .. } => Some(Self::Fp8),
             Form::Affine { bits, group, kind, .. } => {
                 Some(Self::Affine { bits: *bits, group: *group, wide: *kind != PlainType::Bf16 })

@@ -49,6 +49,7 @@ pub(crate) fn stored(matrix: &Matrix<'_>, weight: Piece, scheme: &Scheme) -> Res
         weight: matrix.span(weight, rows, cols * usize::from(bits) / 32)?,
         scales: Some(matrix.span(scales, rows, cols / group)?),
         biases: Some(matrix.span(biases, rows, cols / group)?),
+        marker: None,
         cut: matrix.cut(weight),
     })
 }

@@ -34,6 +34,7 @@ pub(crate) fn stored(matrix: &Matrix<'_>, weight: Piece, scheme: &Scheme) -> Res
         weight: matrix.span(weight, rows, cols)?,
         scales: None,
         biases: None,
+        marker: None,
         cut: matrix.cut(weight),
     })
 }

@@ -46,6 +46,7 @@ pub(crate) fn stored(matrix: &Matrix<'_>, weight: Piece, scheme: &Scheme) -> Res
         weight: matrix.span(weight, rows, cols)?,
         scales: Some(matrix.span(scales, rows.div_ceil(FP8_BLOCK), cols.div_ceil(FP8_BLOCK))?),
         biases: None,
+        marker: None,
         cut: matrix.cut(weight),
     })
 }

@@ -1,11 +1,12 @@
 //! How a module's numbers are stored, decided by its tensors and held against the quantisation table.
 //!
 //! The format is a property of the module: quantised where its companion tensors exist, plain where they do not. The
-//! table must agree. [`dense`], [`affine`] and [`fp8`] know one encoding each; [`scheme`] reads the table.
+//! table must agree. [`dense`], [`affine`], [`fp8`] and [`exl3`] know one encoding each; [`scheme`] reads the table.
 //! Source: `reference/weights.md`, `mlx-affine.md` section 5, `fp8.md`.
 
 pub(crate) mod affine;
 pub(crate) mod dense;
+pub(crate) mod exl3;
 pub(crate) mod fp8;
 pub(crate) mod scheme;
 
@@ -14,11 +15,13 @@ use std::ops::Range;
 
 use serde::{Serialize, Serializer};
 
-use crate::matrix::PlainType;
+use crate::exl3::{BLOCK, Codebook, Rate};
+use crate::matrix::{PlainType, exl3_bytes};
 use crate::names::Part;
 use crate::safetensors::Dtype;
 use crate::shards::{Shards, Tensor};
 use crate::{Error, Result};
+use exl3::{Exl3Pieces, Marker};
 use scheme::Scheme;
 
 /// How the numbers of a matrix are stored, without the numbers.
@@ -37,6 +40,13 @@ pub enum Encoding {
     },
     /// FP8 E4M3 with a factor for each block of 128 × 128.
     Fp8Block,
+    /// EXL3.
+    Exl3 {
+        /// Bits of a weight.
+        rate: Rate,
+        /// Formula of the values.
+        codebook: Codebook,
+    },
 }
 
 impl fmt::Display for Encoding {
@@ -48,6 +58,7 @@ impl fmt::Display for Encoding {
                 if *kind == PlainType::Bf16 { Ok(()) } else { write!(f, ", {} scales", plain_name(*kind)) }
             }
             Self::Fp8Block => f.write_str("fp8 e4m3, blocks of 128"),
+            Self::Exl3 { rate, codebook } => write!(f, "exl3 {rate}-bit, {codebook}"),
         }
     }
 }
@@ -91,6 +102,7 @@ pub(crate) struct Pieces {
     pub(crate) scales: Option<Piece>,
     pub(crate) biases: Option<Piece>,
     pub(crate) scale_inv: Option<Piece>,
+    pub(crate) exl3: Exl3Pieces,
 }
 
 impl Pieces {
@@ -101,13 +113,19 @@ impl Pieces {
             Part::Scales => Some(&mut self.scales),
             Part::Biases => Some(&mut self.biases),
             Part::ScaleInv => Some(&mut self.scale_inv),
+            Part::Exl3(array) => Some(self.exl3.slot(array)),
             Part::Foreign(_) => None,
         }
     }
 
     /// Any array of the member.
     pub(crate) fn any(&self) -> Option<Piece> {
-        self.weight.or(self.scales).or(self.biases).or(self.scale_inv)
+        self.weight.or(self.scales).or(self.biases).or(self.scale_inv).or(self.exl3.any())
+    }
+
+    /// The tensor that holds the numbers or codes.
+    pub(crate) fn numbers(&self) -> Option<Piece> {
+        self.weight.or(self.exl3.trellis())
     }
 }
 
@@ -133,10 +151,12 @@ pub(crate) struct Stored {
     pub(crate) cols: usize,
     /// Numbers or codes.
     pub(crate) weight: Span,
-    /// Affine scales or FP8 factors.
+    /// Affine scales, FP8 factors, or the scales of a trellis's inputs.
     pub(crate) scales: Option<Span>,
-    /// Affine biases.
+    /// Affine biases, or the scales of a trellis's outputs.
     pub(crate) biases: Option<Span>,
+    /// The marker of a trellis's codebook.
+    pub(crate) marker: Option<Marker>,
     /// The rows that are meant; `None` for all.
     pub(crate) cut: Option<Range<usize>>,
 }
@@ -157,6 +177,9 @@ impl Stored {
                 rows * cols * u64::from(bits) / 8 + rows * cols / group as u64 * 2 * kind.size() as u64
             }
             Encoding::Fp8Block => rows * cols + rows.div_ceil(128) * cols.div_ceil(128) * 4,
+            Encoding::Exl3 { rate, .. } => {
+                exl3_bytes(rate, self.cols.next_multiple_of(BLOCK), rows as usize) as u64
+            }
         }
     }
 }
@@ -187,9 +210,16 @@ impl Matrix<'_> {
     /// # Errors
     /// A contradiction among the tensors, or between them and the table, by name.
     pub(crate) fn stored(&self, scheme: &Scheme) -> Result<Stored> {
+        if let Some(trellis) = self.pieces.exl3.trellis() {
+            return exl3::stored(self, trellis);
+        }
         let Some(weight) = self.pieces.weight else {
             return Err(self.inconsistent("it has scales but no weight".to_owned()));
         };
+        if let Some(piece) = self.pieces.exl3.any() {
+            let name = &self.tensor(piece).info.name;
+            return Err(self.inconsistent(format!("it has {name}, but no trellis")));
+        }
         match self.tensor(weight).info.dtype {
             Dtype::F32 | Dtype::F16 | Dtype::Bf16 => dense::stored(self, weight, scheme),
             Dtype::U32 => affine::stored(self, weight, scheme),

@@ -53,6 +53,8 @@ pub(crate) enum Scheme {
     Plain,
     /// FP8 with blocks of 128 × 128.
     Fp8,
+    /// EXL3. Its table says nothing that the tensors do not say.
+    Exl3,
     /// MLX affine.
     Affine(Affine),
 }
@@ -108,6 +110,9 @@ impl Scheme {
     ) -> Result<Self> {
         match block.get("quant_method").filter(|method| !method.is_null()) {
             Some(Value::String(method)) if method == "fp8" => check_fp8(place, block).map(|()| Self::Fp8),
+            Some(Value::String(method)) if method == "exl3" => {
+                check_codebook(place, block).map(|()| Self::Exl3)
+            }
             Some(Value::String(method)) if method != "mlx" && method != "affine" => {
                 Err(unsupported_method(place, method))
             }
@@ -150,7 +155,7 @@ impl Scheme {
     /// Checks that two tables say the same of every module.
     fn check_same(&self, other: &Self, first: &'static str, second: &'static str) -> Result<()> {
         match (self, other) {
-            (Self::Plain, Self::Plain) | (Self::Fp8, Self::Fp8) => Ok(()),
+            (Self::Plain, Self::Plain) | (Self::Fp8, Self::Fp8) | (Self::Exl3, Self::Exl3) => Ok(()),
             (Self::Affine(a), Self::Affine(b)) => a.check_same(b, first, second),
             _ => Err(Error::Config {
                 key: second.to_owned(),
@@ -328,11 +333,19 @@ fn check_fp8(place: &str, block: &Map<String, Value>) -> Result<()> {
     only("scale_fmt", &["float32".into(), "float".into()], false)
 }
 
+/// Refuses a codebook that Flint does not know: its tensors might have a marker that Flint does not know either.
+fn check_codebook(place: &str, block: &Map<String, Value>) -> Result<()> {
+    match block.get("codebook") {
+        None | Some(Value::Null) => Ok(()),
+        Some(Value::String(name)) if ["3inst", "mcg", "mul1"].contains(&name.as_str()) => Ok(()),
+        Some(other) => Err(wrong(place, "codebook", other, "\"3inst\", \"mcg\" or \"mul1\"")),
+    }
+}
+
 fn unsupported_method(place: &str, method: &str) -> Error {
     let at = format!("config.json, {place}.quant_method");
-    let remedy = "use the official FP8 or BF16 checkpoint, or an MLX affine quantisation";
-    let what = if method == "exl3" { "EXL3".to_owned() } else { format!("quantisation method {method:?}") };
-    Error::Unsupported { at, what, remedy }
+    let remedy = "use the official FP8 or BF16 checkpoint, an MLX affine or an EXL3 quantisation";
+    Error::Unsupported { at, what: format!("quantisation method {method:?}"), remedy }
 }
 
 fn check_mode(at: &str, block: &Map<String, Value>) -> Result<()> {

@@ -2,10 +2,11 @@
 //!
 //! The canonical name of a module is the release's without `model.language_model.`
 //! (`layers.7.self_attn.q_a_proj`, `layers.3.mlp.experts.gate_proj`, `lm_head`). Every layout's spellings are rules
-//! in a file of its own ([`official`], [`transformers`], [`mlx`]); a checkpoint may mix them, tensor by tensor.
+//! in a file of its own ([`official`], [`transformers`], [`mlx`], [`exl3`]); a checkpoint may mix them, tensor by tensor.
 //! This module knows names only, no shapes: whether a place exists is `table.rs`'s matter.
 //! Source: `reference/tensors-and-budget.md`, section 3.
 
+pub(crate) mod exl3;
 pub(crate) mod mlx;
 pub(crate) mod official;
 pub(crate) mod transformers;
@@ -21,6 +22,8 @@ pub(crate) enum Part {
     Biases,
     /// FP8 block factors.
     ScaleInv,
+    /// An array of a trellis.
+    Exl3(exl3::Array),
     /// An array of a format that Flint does not read, with the format's name.
     Foreign(&'static str),
 }
@@ -56,7 +59,7 @@ pub(crate) fn place_of_tensor(stored: &str, trunk_layers: usize) -> Place {
 /// The place that a key of a quantisation table names, with or without `.weight` (or `.scales`, `.biases`).
 pub(crate) fn place_of_key(key: &str, trunk_layers: usize) -> Place {
     let path = match official::split_part(key) {
-        (path, Part::Weight | Part::Scales | Part::Biases | Part::ScaleInv) => path,
+        (path, Part::Weight | Part::Scales | Part::Biases | Part::ScaleInv | Part::Exl3(_)) => path,
         (_, Part::Foreign(_)) => key,
     };
     place(path, Part::Weight, trunk_layers)
@@ -201,6 +204,20 @@ mod tests {
     }
 
     #[test]
+    fn arrays_of_a_trellis_belong_to_their_module() {
+        for (stored, expected) in [
+            ("layers.0.self_attn.o_proj.trellis", "layers.0.self_attn.o_proj Exl3(Trellis)"),
+            ("lm_head.suh", "lm_head Exl3(Suh)"),
+            ("lm_head.sv", "lm_head Exl3(Sv)"),
+            ("layers.3.mlp.experts.7.up_proj.mul1", "layers.3.mlp.experts.up_proj#7 Exl3(Mul1)"),
+            ("layers.0.self_attn.qkv_proj.svh", "layers.0.self_attn.[q_proj+k_proj+v_proj] Exl3(Svh)"),
+            ("visual.blocks.1.attn.q_proj.trellis", "visual.blocks.1.attn.q_proj Exl3(Trellis)"),
+        ] {
+            assert_eq!(canonical(&format!("model.{stored}")), expected);
+        }
+    }
+
+    #[test]
     fn table_keys_may_end_in_the_name_of_an_array() {
         for key in ["layers.3.mlp.gate", "model.layers.3.mlp.gate.weight", "layers.3.mlp.gate.scales"] {
             assert_eq!(place_of_key(key, 45).module, "layers.3.mlp.gate");
@@ -209,9 +226,7 @@ mod tests {
 
     #[test]
     fn arrays_of_other_formats_are_known_by_name() {
-        for stored in ["layers.0.self_attn.o_proj.trellis", "lm_head.suh", "layers.3.mlp.gate.mcg"] {
-            assert!(canonical(stored).ends_with("Foreign(\"EXL3\")"), "{stored}");
-        }
+        assert!(canonical("embed_tokens.signs").contains("EXL3 embedding"));
         assert!(canonical("layers.0.self_attn.o_proj.qweight").contains("GPTQ"));
     }
 }

@@ -4,16 +4,11 @@
 //! `lm_head.weight` at the top; vision under `model.visual.`.
 //! Source: `reference/tensors-and-budget.md`, section 1.
 
-use crate::names::Part;
+use crate::names::{Part, exl3};
 
 /// Last components of array names of formats that Flint does not read.
 const FOREIGN: &[(&str, &str)] = &[
-    (".trellis", "EXL3"),
-    (".suh", "EXL3"),
-    (".svh", "EXL3"),
-    (".mcg", "EXL3"),
-    (".mul1", "EXL3"),
-    (".signs", "EXL3"),
+    (".signs", "EXL3 embedding"),
     (".qweight", "GPTQ or AWQ"),
     (".qzeros", "GPTQ or AWQ"),
     (".g_idx", "GPTQ or AWQ"),
@@ -37,7 +32,8 @@ pub(crate) fn split_part(stored: &str) -> (&str, Part) {
         // transformers' stacked experts have no ".weight" before it.
         ("_scale_inv", Part::ScaleInv),
     ];
-    if let Some((path, part)) = PARTS.iter().find_map(|(end, part)| Some((stored.strip_suffix(end)?, *part)))
+    if let Some((path, part)) =
+        PARTS.iter().chain(exl3::PARTS).find_map(|(end, part)| Some((stored.strip_suffix(end)?, *part)))
     {
         return (path, part);
     }

@@ -13,7 +13,7 @@ use crate::product::layout::{BLOCK, Unit};
 /// The kernel of a form, where there is one better than the portable.
 pub(crate) fn kernel(form: &Form) -> Option<DecodeKernel> {
     Some(match form {
-        Form::Plain { kind: PlainType::F32, .. } => return None,
+        Form::Plain { kind: PlainType::F32, .. } | Form::Exl3(_) => return None,
         Form::Plain { kind: PlainType::F16, .. } => each::<F16>,
         Form::Plain { kind: PlainType::Bf16, .. } => each::<Bf16>,
         Form::Fp8Block { .. } => each::<Fp8>,

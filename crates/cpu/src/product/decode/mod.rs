@@ -77,7 +77,7 @@ unsafe fn each<B: Block>(run: &Decode) {
 
 /// Asks for bytes that come soon.
 #[inline(always)]
-fn ask(from: *const u8, bytes: usize) {
+pub(crate) fn ask(from: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in (0..bytes).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

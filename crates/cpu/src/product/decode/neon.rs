@@ -13,7 +13,7 @@ use crate::product::layout::{BLOCK, Unit};
 pub(crate) fn kernel(form: &Form) -> Option<DecodeKernel> {
     Some(match form {
         Form::Plain { kind: PlainType::Bf16, .. } => each::<Bf16>,
-        Form::Plain { .. } => return None,
+        Form::Plain { .. } | Form::Exl3(_) => return None,
         Form::Fp8Block { .. } => each::<Fp8>,
         Form::Affine { bits: 2, .. } => each::<Runs2>,
         Form::Affine { bits: 3, .. } => each::<Windows<3>>,

@@ -25,8 +25,12 @@ fn by_form<const DOT: bool>(form: &Form) -> DecodeKernel {
         Form::Affine { bits: 5, .. } => each::<Affine<5, DOT>>,
         Form::Affine { bits: 6, .. } => each::<Affine<6, DOT>>,
         Form::Affine { .. } => each::<Affine<8, DOT>>,
+        // Tasks of trellises decode tiles (`trellis/`), never rows of blocks.
+        Form::Exl3(_) => nothing,
     }
 }
+
+unsafe fn nothing(_: &Decode) {}
 
 unsafe fn each<B: Block>(run: &Decode) {
     // SAFETY: the caller's promise is handed on.

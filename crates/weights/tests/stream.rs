@@ -53,6 +53,7 @@ fn arrays(matrix: &QuantMatrix) -> Vec<&HostBytes> {
         Form::Plain { values, .. } => vec![values],
         Form::Affine { codes, scales, biases, .. } => vec![codes, scales, biases],
         Form::Fp8Block { codes, scales, .. } => vec![codes, scales],
+        Form::Exl3(exl3) => vec![&exl3.trellis, &exl3.input_scales, &exl3.output_scales],
     }
 }
 

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use flint_weights::pack::{
     ExpertRecord, ExpertSource, FilePlace, Folder, PackOptions, PackPlan, Scope, pack, unpack, verify,
 };
+use flint_weights::{Checkpoint, Source};
 
 fn main() {
     let folders: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
@@ -41,6 +42,7 @@ fn check(source: &Path) {
             ranges = ranges.max(one.record(layer.layer(), expert).unwrap().reads(64).len());
         }
     }
+    same_stacks(source, &packed);
     unpack(&packed, &back, &mut |_, _| {}).unwrap_or_else(|error| panic!("{error}"));
     let (back, mut expected) = (tree(&back), tree(source));
     // Tensors that the index does not name are not the checkpoint's.
@@ -53,6 +55,32 @@ fn check(source: &Path) {
         plan.records(),
         plan.mode().name()
     );
+}
+
+/// The experts' numbers, as a backend gets them from the source and from the pack.
+fn same_stacks(source: &Path, packed: &Path) {
+    let open = |folder: &Path| Checkpoint::open(Source::Folder(folder.to_owned()));
+    let one = match open(source) {
+        Ok(one) => one,
+        Err(error) => return println!("{}: compared by bytes only: {error}", source.display()),
+    };
+    let two = open(packed).unwrap_or_else(|error| panic!("{error}"));
+    let layers = ExpertSource::open(source).unwrap();
+    for layer in layers.layers() {
+        for projection in ["gate_proj", "up_proj", "down_proj"] {
+            let name = format!("layers.{}.mlp.experts.{projection}", layer.layer());
+            let (one, two) = (one.stack(&name).unwrap(), two.stack(&name).unwrap());
+            assert_eq!(one.len(), two.len(), "{name}");
+            for (one, two) in one.iter().zip(&two) {
+                assert_eq!(
+                    one.decode_row_f64(one.rows - 1),
+                    two.decode_row_f64(two.rows - 1),
+                    "{}",
+                    one.name
+                );
+            }
+        }
+    }
 }
 
 /// Types, shapes and bytes of an expert's arrays.

@@ -49,7 +49,7 @@ pub struct Summary {
 /// Routed experts of some layers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BankSummary {
-    /// The bank, or `shards`.
+    /// The bank, or words for all shards.
     pub file: String,
     /// Bytes.
     pub bytes: u64,
@@ -101,7 +101,7 @@ pub fn inspect(folder: &Path) -> Result<Summary> {
             })
             .collect(),
         None => vec![BankSummary {
-            file: "shards".to_owned(),
+            file: "in the shards".to_owned(),
             bytes: expert_bytes,
             alignment: 1,
             layers: layers(&experts, |_| true),

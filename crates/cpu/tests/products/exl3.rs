@@ -170,7 +170,7 @@ fn cuts_of_one_trellis_are_rows_of_the_whole() {
     let uploaded = cpu.upload(&cuts, Precision::Product).unwrap();
     let found = linear(&mut cpu, &uploaded, &x);
     let expected: Vec<f32> =
-        all.chunks_exact(384).flat_map(|y| [&y[..], &y[70..290], &y[3..5]].concat()).collect();
+        all.chunks_exact(384).flat_map(|y| [y, &y[70..290], &y[3..5]].concat()).collect();
     assert_same_bits("cuts", 606, &found, &expected);
 }
 

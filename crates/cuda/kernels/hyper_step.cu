@@ -1,5 +1,5 @@
 // What stands between two blocks of the network, for few rows, in one launch: the sum over a row's experts, the mix of four
-// streams, the coefficients of the next site, the collapsed row and its norm. Each part may be left out.
+// streams (or their start as copies of a row), the coefficients of the next site, the collapsed row and its norm. Each part may be left out.
 //
 // Sums have the order of hyper.cu and norms.cu: a coefficient's product is cut into chains of 64 columns, eight chains are a
 // slice; chains and slices ascend. A block has the same 64 columns of every stream, so that it mixes what it multiplies; the
@@ -9,8 +9,8 @@
 #include "common/factors.cuh"
 #include "common/maths.cuh"
 #include "common/tensor.cuh"
+#include "hyper/left.cuh"
 
-#define STREAMS 4
 #define OUTPUTS (2 * STREAMS + STREAMS * STREAMS)
 // One more output: the sum of squares.
 #define SUMS (OUTPUTS + 1)
@@ -28,17 +28,6 @@
 
 #define NUMBERS_BF16 0
 #define NUMBERS_F16 1
-
-// A site before the mix: what a block of the network left. No `y`: streams are as they should be.
-struct Left {
-    float* y;
-    const float* mix;
-    const float* pairs;
-    const float* weights;
-    const float* shared;
-    u64 y_stride, mix_stride, pairs_stride, weights_stride, shared_stride;
-    u32 picks;
-};
 
 // The site that is entered.
 struct Site {
@@ -70,27 +59,6 @@ DEVICE float4 four_of(const u8* chain, u32 numbers, u32 i) {
                        f16_to_f32((u16)(pairs.y >> 16)));
 }
 
-// One column of what a block of the network left: y, or the sum over the row's experts.
-DEVICE float left_column(const Left& left, u64 row, u32 column) {
-    if (left.picks == 0) return left.y[row * left.y_stride + column];
-    const float* weights = left.weights + row * left.weights_stride;
-    const float* pairs = left.pairs + row * left.picks * left.pairs_stride + column;
-    float shared = left.shared[row * left.shared_stride + column], total = 0.0f;
-    for (u32 first = 0; first < left.picks; first += 8) {
-        float weight[8], pair[8];
-#pragma unroll
-        for (u32 j = 0; j < 8; ++j) {
-            bool there = first + j < left.picks;
-            weight[j] = there ? weights[first + j] : 0.0f;
-            pair[j] = there ? pairs[(first + j) * left.pairs_stride] : 0.0f;
-        }
-#pragma unroll
-        for (u32 j = 0; j < 8; ++j)
-            if (first + j < left.picks) total = __fmaf_rn(weight[j], pair[j], total);
-    }
-    return __fadd_rn(total, shared);
-}
-
 // This block's columns of some rows' streams, mixed first when a site is left.
 DEVICE void take_columns(float (*rooms)[STREAMS][CHAIN + 4], float* all_streams, u64 streams_stride, const Left& left, u32 hidden,
                          u64 first_row, u32 rows) {
@@ -98,28 +66,10 @@ DEVICE void take_columns(float (*rooms)[STREAMS][CHAIN + 4], float* all_streams,
         u64 row = first_row + at / CHAIN;
         u32 i = at % CHAIN, column = blockIdx.x * CHAIN + i;
         float(*x)[CHAIN + 4] = rooms[at / CHAIN];
-        float* streams = all_streams + row * streams_stride;
-        float before[STREAMS];
+        float values[STREAMS];
+        leave_column(values, all_streams + row * streams_stride, left, row, column, hidden);
 #pragma unroll
-        for (u32 j = 0; j < STREAMS; ++j) before[j] = streams[j * hidden + column];
-        if (!left.y) {
-#pragma unroll
-            for (u32 j = 0; j < STREAMS; ++j) x[j][i] = before[j];
-            continue;
-        }
-        float y = left_column(left, row, column);
-        float mix[STREAMS + STREAMS * STREAMS];
-#pragma unroll
-        for (u32 j = 0; j < STREAMS + STREAMS * STREAMS; ++j) mix[j] = left.mix[row * left.mix_stride + j];
-        if (left.picks > 0) left.y[row * left.y_stride + column] = y;
-#pragma unroll
-        for (u32 j = 0; j < STREAMS; ++j) {
-            float total = __fmul_rn(mix[j], y);
-#pragma unroll
-            for (u32 k = 0; k < STREAMS; ++k) total = __fmaf_rn(mix[STREAMS + k * STREAMS + j], before[k], total);
-            x[j][i] = total;
-            streams[j * hidden + column] = total;
-        }
+        for (u32 j = 0; j < STREAMS; ++j) x[j][i] = values[j];
     }
 }
 

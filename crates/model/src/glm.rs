@@ -207,6 +207,7 @@ impl<B: Backend> Glm<B> {
         let tokens: Vec<u32> =
             batch.spans.iter().flat_map(|s| s.sure.iter().chain(&s.drafts)).copied().collect();
         self.backend.write_u32(&self.scratch.tokens, 0, &tokens)?;
+        let wanted = self.head.want(&mut self.backend, &self.scratch, &placed)?;
         let x = Rows::dense(&self.scratch.x, rows, self.config.hidden_size);
         let streams = stream_rows(&self.config, &self.scratch, rows);
         self.backend.embed(&Embed {
@@ -220,7 +221,8 @@ impl<B: Backend> Glm<B> {
             self.run_layer(layer, (&mut kda, &mut dsa), &placed, rows, probe)?;
         }
         let Self { backend, config, weights, scratch, head, .. } = self;
-        head.run(backend, config, (weights, scratch), (&placed, rows), probe)
+        head.run(backend, config, (weights, scratch), (wanted, rows), probe)?;
+        Ok(wanted)
     }
 
     fn run_layer(

@@ -39,11 +39,12 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
         add(format!("law-in-steps/{op}"), Box::new(run));
     }
     type Join = fn(usize) -> String;
-    let joins: [(&str, Join); 4] = [
+    let joins: [(&str, Join); 5] = [
         ("kda", crate::joined::kda),
         ("dsa", crate::joined::dsa),
         ("router", crate::joined::router),
         ("activations", crate::joined::activations),
+        ("sites", crate::joined::sites),
     ];
     for (what, check) in joins {
         add(format!("joined/{what}"), Box::new(move || check(device)));

@@ -22,7 +22,7 @@
 // Threads that collapse a row, and a warp for its coefficients.
 #define MAX_THREADS (512 + 32)
 // Rows that a block takes together.
-#define MAX_GROUP 4
+#define MAX_GROUP 8
 // Bytes of a chain's numbers in shared memory: the widest kind, and what keeps chains in different banks.
 #define ROOM (CHAIN * 4 + 16)
 
@@ -227,7 +227,7 @@ DEVICE void finish_row(float* out, float* mix, const float* streams, const float
 }
 
 // Counts this block's arrival at the end of its rows. The last blocks, one for each row, wait until all are there; returns the
-// row that this block finishes, or `rows`. At most three blocks of a group wait; the host leaves room for the others.
+// row that this block finishes, or `rows`. At most seven blocks of a group wait; the host leaves room for the others.
 // `arrived` is zero, and again when all have left.
 DEVICE u32 arrive(u32* arrived, u32 rows) {
     __shared__ u32 mine;

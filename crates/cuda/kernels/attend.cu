@@ -1,78 +1,33 @@
-// Absorbed latent attention: a row's heads over the latents of its list, by tensor cores.
+// Absorbed latent attention: a row's heads over the latents of its list, by tensor cores. attend/list.cuh has the order of sums.
 //
-// A row's list (its picked pools, ascending, then the incomplete pool) is cut by index into blocks of 64 entries, and into
-// segments of four blocks. A segment starts afresh; its blocks fold a running maximum and sum, and segments are folded in
-// order: one block of threads may run all of a row's segments, or each segment has a block of threads and another kernel
-// folds them, with the same bits.
+// One block of threads may run all of a row's segments, or each segment has a block of threads and another kernel folds them,
+// with the same bits; attend_warpgroup.cu has them too.
 //
-// A group of eight warps has sixteen heads; the groups of a block of threads share the gathered latents. A group's warp w has
-// dimensions 64 w .. 64 w + 63 of everything: it gathers them, gives its part of the scores (parts are added in ascending
-// order), and sums its columns of the output. q is split into two bf16 terms and so are the weights p; latents are bf16.
+// A group of eight warps has sixteen heads; the groups of a block of threads share the gathered latents. A group's warp w
+// gathers dimensions 64 w .. 64 w + 63, gives the scores of sixteen entries over one half of the dimensions, and sums the
+// output's columns 64 w .. 64 w + 63.
+#include "attend/list.cuh"
 #include "common/base.cuh"
 #include "common/bf16.cuh"
 #include "common/fragments.cuh"
 #include "common/maths.cuh"
-#include "common/parts.cuh"
 #include "common/tensor.cuh"
 
 #define HEADS 16
-#define BLOCK 64
-#define SEGMENT 256
 #define SLICE 64
 #define WARPS 8
+#define MAX_RANK (WARPS * SLICE)
+#define HALVES (MAX_RANK / HALF)
 #define GROUP_THREADS (WARPS * 32)
-// Values of a row of scores, and of weights, in shared memory: what a warp reads at once stands in different banks.
+// Values of a row of scores, weights and queries in shared memory: what a warp reads at once stands in different banks.
 #define SCORE_ROOM (BLOCK + 8)
 #define WEIGHT_ROOM (BLOCK + 8)
-
-// The row of the batch that a block works on.
-struct Row {
-    const u32* picks;
-    const u16* const* pages;
-    u32 kpool, page_rows, rank;
-    // Entries of picked pools, then of the incomplete one from `tail`.
-    u32 picked, count, tail;
-
-    // Where an entry's latent stands.
-    __device__ __forceinline__ const u16* latent(u32 entry) const {
-        u32 position = entry < picked ? picks[entry / kpool] * kpool + entry % kpool : tail + entry - picked;
-        return pages[position / page_rows] + (u64)(position % page_rows) * rank;
-    }
-};
-
-// Lists a row. Every thread of the block takes part; picks that stand are those before the first that is not visible.
-DEVICE Row list_row(const u32* picks, u32 kept, u32 kpool, u32 page_rows, u32 rank, const DsaPart& part, u32 local,
-                    const u16* const* pages) {
-    u32 visible = visible_pools(part, local, kpool), pools = 0;
-    for (u32 first = 0; first < kept; first += blockDim.x) {
-        u32 at = first + threadIdx.x;
-        pools += __syncthreads_count(at < kept && picks[at] < visible);
-    }
-    u32 tail = visible * kpool, picked = pools * kpool;
-    return {picks, pages + part.first_page, kpool, page_rows, rank, picked, picked + part.position + local + 1 - tail, tail};
-}
-
-// What a segment, or several folded ones, leave of a head: the greatest score and the sum of weights against it.
-struct Weight {
-    float highest, total;
-};
-
-// Factors that bring what was folded before, and a segment, to their common maximum.
-DEVICE float2 fold(Weight& before, const Weight& segment) {
-    float highest = segment.highest > before.highest ? segment.highest : before.highest;
-    float keep = exponential(__fadd_rn(before.highest, -highest)), take = exponential(__fadd_rn(segment.highest, -highest));
-    before.total = __fmaf_rn(before.total, keep, __fmul_rn(segment.total, take));
-    before.highest = highest;
-    return make_float2(keep, take);
-}
-
-DEVICE float folded(float before, float segment, float2 factors) {
-    return __fmaf_rn(before, factors.x, __fmul_rn(segment, factors.y));
-}
+#define QUERY_ROOM (MAX_RANK + 8)
 
 // A group's share of the block's shared memory.
 struct GroupRoom {
-    float scores[WARPS][HEADS][SCORE_ROOM];
+    u16 queries[2][HEADS][QUERY_ROOM];
+    float scores[HALVES][HEADS][SCORE_ROOM];
     u16 weights[2][HEADS][WEIGHT_ROOM];
     float keep[HEADS];
     float2 fold[HEADS];
@@ -111,52 +66,53 @@ template <int GROUPS> DEVICE void gather_slice(uint4 (*slice)[SLICE / 8], const 
     copy_async_commit();
 }
 
-// A warp's slice of sixteen heads' queries as fragments of two terms.
-DEVICE void load_queries(u32 (&q)[4][4][2], const float* from, u32 rank, u32 heads) {
-    u32 group = lane_index() / 4, pair = lane_index() % 4 * 2;
+// Sixteen heads' queries as two terms; zeros behind the rank and the heads.
+DEVICE void load_queries(GroupRoom& room, const float* from, u32 rank, u32 heads) {
+    for (u32 i = threadIdx.x % GROUP_THREADS; i < HEADS * MAX_RANK / 2; i += GROUP_THREADS) {
+        u32 head = i / (MAX_RANK / 2), at = i % (MAX_RANK / 2) * 2, terms[2];
+        bool there = head < heads && at < rank;
+        const float* x = from + head * rank + at;
+        split_pair(terms, there ? x[0] : 0.0f, there ? x[1] : 0.0f);
 #pragma unroll
-    for (u32 step = 0; step < 4; ++step)
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            u32 head = group + i % 2 * 8, at = slice_index() * SLICE + step * 16 + i / 2 * 8 + pair;
-            bool there = head < heads && at < rank;
-            const float* x = from + head * rank + at;
-            split_pair(q[step][i], there ? x[0] : 0.0f, there ? x[1] : 0.0f);
-        }
+        for (u32 term = 0; term < 2; ++term) *(u32*)&room.queries[term][head][at] = terms[term];
+    }
 }
 
-// A warp's part of the scores of a block: q · latents over its dimensions.
-DEVICE void score_slice(float (*scores)[SCORE_ROOM], const u32 (&q)[4][4][2], const uint4 (*slice)[SLICE / 8]) {
-    u32 lane = lane_index();
+// A warp's part of the scores of a block: a half of the dimensions of sixteen entries.
+DEVICE void score_half(GroupRoom& room, const uint4 (*latents)[BLOCK][SLICE / 8], u32 rank) {
+    u32 lane = lane_index(), half = slice_index() / 4, first = slice_index() % 4 * 16;
+    u32 end = min(ceil_div(rank, 16), (half + 1) * (HALF / 16));
+    if (half * HALF >= rank) return;
+    float sums[2][4] = {};
+    u32 entry = first + lane / 16 * 8 + lane % 8;
+#pragma unroll 4
+    for (u32 step = half * (HALF / 16); step < end; ++step) {
+        u32 c[4], q[2][4], piece = step % 4 * 2 + lane / 8 % 2;
+        load_matrices(c, &latents[step / 4][entry][piece ^ (entry & 7)]);
 #pragma unroll
-    for (u32 tile = 0; tile < BLOCK / 8; ++tile) {
-        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (u32 term = 0; term < 2; ++term)
+            load_matrices(q[term], &room.queries[term][lane % 16][step * 16 + lane / 16 * 8]);
 #pragma unroll
-        for (u32 pair = 0; pair < 2; ++pair) {
-            u32 c[4];
-            u32 entry = tile * 8 + lane % 8, piece = pair * 4 + lane / 8;
-            load_matrices(c, &slice[entry][piece ^ (entry & 7)]);
+        for (u32 tile = 0; tile < 2; ++tile)
 #pragma unroll
-            for (u32 half = 0; half < 2; ++half)
+            for (u32 term = 0; term < 2; ++term)
+                mma_bf16(sums[tile], q[term][0], q[term][1], q[term][2], q[term][3], c[tile * 2], c[tile * 2 + 1]);
+    }
 #pragma unroll
-                for (u32 term = 0; term < 2; ++term) {
-                    const u32(&a)[4][2] = q[pair * 2 + half];
-                    mma_bf16(sums, a[0][term], a[1][term], a[2][term], a[3][term], c[half * 2], c[half * 2 + 1]);
-                }
-        }
-        u32 head = lane / 4, entry = tile * 8 + lane % 4 * 2;
-        *(float2*)&scores[head][entry] = make_float2(sums[0], sums[1]);
-        *(float2*)&scores[head + 8][entry] = make_float2(sums[2], sums[3]);
+    for (u32 tile = 0; tile < 2; ++tile) {
+        u32 head = lane / 4, at = first + tile * 8 + lane % 4 * 2;
+        *(float2*)&room.scores[half][head][at] = make_float2(sums[tile][0], sums[tile][1]);
+        *(float2*)&room.scores[half][head + 8][at] = make_float2(sums[tile][2], sums[tile][3]);
     }
 }
 
 // Turns a block's scores into weights. Sixteen lanes have a head, four entries each; all of them know the head's `state`.
-DEVICE void soften(GroupRoom& room, Weight& state, u32 count, u32 slices, float scale) {
+DEVICE void soften(GroupRoom& room, Weight& state, u32 count, u32 rank, float scale) {
     u32 head = threadIdx.x % GROUP_THREADS / 16, first = threadIdx.x % 16 * 4;
     float4 sum = *(const float4*)&room.scores[0][head][first];
     float s[4] = {sum.x, sum.y, sum.z, sum.w};
-    for (u32 slice = 1; slice < slices; ++slice) {
-        float4 more = *(const float4*)&room.scores[slice][head][first];
+    for (u32 half = 1; half * HALF < rank; ++half) {
+        float4 more = *(const float4*)&room.scores[half][head][first];
         s[0] = __fadd_rn(s[0], more.x), s[1] = __fadd_rn(s[1], more.y);
         s[2] = __fadd_rn(s[2], more.z), s[3] = __fadd_rn(s[3], more.w);
     }
@@ -164,28 +120,33 @@ DEVICE void soften(GroupRoom& room, Weight& state, u32 count, u32 slices, float 
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
         s[i] = first + i < count ? __fmul_rn(s[i], scale) : -infinity();
-        highest = s[i] > highest ? s[i] : highest;
+        highest = fmaxf(highest, s[i]);
     }
 #pragma unroll
     for (u32 step = 8; step > 0; step >>= 1) {
-        float other = __shfl_xor_sync(ALL_LANES, highest, step);
-        highest = other > highest ? other : highest;
+        highest = fmaxf(highest, __shfl_xor_sync(ALL_LANES, highest, step));
     }
     float p[4];
 #pragma unroll
-    for (u32 i = 0; i < 4; ++i) p[i] = first + i < count ? exponential(__fadd_rn(s[i], -highest)) : 0.0f;
-    float total = __fadd_rn(__fadd_rn(p[0], p[1]), __fadd_rn(p[2], p[3]));
+    for (u32 i = 0; i < 4; ++i) p[i] = weight_of(__fadd_rn(s[i], -highest));
+    // Over tiles of eight entries first, so that a lane of attend_warpgroup.cu has them all.
+    float low = __fadd_rn(p[0], p[1]), high = __fadd_rn(p[2], p[3]);
 #pragma unroll
-    for (u32 step = 8; step > 0; step >>= 1) total = __fadd_rn(total, __shfl_xor_sync(ALL_LANES, total, step));
-    float keep = exponential(__fadd_rn(state.highest, -highest));
+    for (u32 step = 8; step > 1; step >>= 1) {
+        low = __fadd_rn(low, __shfl_xor_sync(ALL_LANES, low, step));
+        high = __fadd_rn(high, __shfl_xor_sync(ALL_LANES, high, step));
+    }
+    float total = __fadd_rn(low, high);
+    total = __fadd_rn(total, __shfl_xor_sync(ALL_LANES, total, 1));
+    float keep = weight_of(__fadd_rn(state.highest, -highest));
     state.total = __fmaf_rn(state.total, keep, total);
     state.highest = highest;
     if (first == 0) room.keep[head] = keep;
-    u32 low[2], high[2];
-    split_pair(low, p[0], p[1]);
-    split_pair(high, p[2], p[3]);
+    u32 left[2], right[2];
+    split_pair(left, p[0], p[1]);
+    split_pair(right, p[2], p[3]);
 #pragma unroll
-    for (u32 term = 0; term < 2; ++term) *(uint2*)&room.weights[term][head][first] = make_uint2(low[term], high[term]);
+    for (u32 term = 0; term < 2; ++term) *(uint2*)&room.weights[term][head][first] = make_uint2(left[term], right[term]);
 }
 
 // A warp's columns: out = out · keep + p · latents.
@@ -233,7 +194,7 @@ template <typename Visit> DEVICE void each_output(u32 rank, u32 heads, Visit vis
 // behind its last read of the room.
 template <int GROUPS, int BUFFERS>
 DEVICE void run_segment(float (&out)[8][4], Weight& state, Room<GROUPS, BUFFERS>& room, const Row& row,
-                        const u32 (&q)[4][4][2], u32 first, u32 last, float scale) {
+                        u32 first, u32 last, float scale) {
     u32 slice = slice_index(), blocks = ceil_div(last - first, BLOCK), slices = ceil_div(row.rank, SLICE);
     GroupRoom& mine = room.groups[group_index()];
     state = {-infinity(), 0.0f};
@@ -253,9 +214,9 @@ DEVICE void run_segment(float (&out)[8][4], Weight& state, Room<GROUPS, BUFFERS>
         if (BUFFERS == 2 && block + 1 < blocks) {
             gather_slice<GROUPS>(room.latents[buffer ^ 1][slice], room.places[(block + 1) % 2], row);
         }
-        if (slice < slices) score_slice(mine.scores[slice], q, room.latents[buffer][slice]);
+        score_half(mine, room.latents[buffer], row.rank);
         __syncthreads();
-        soften(mine, state, min(BLOCK, last - start), slices, scale);
+        soften(mine, state, min(BLOCK, last - start), row.rank, scale);
         // The places of this block were read when its gathering began, before the last barrier.
         place_block(room.places[block % 2], row, start + 2 * BLOCK, last);
         __syncthreads();
@@ -267,27 +228,6 @@ DEVICE void run_segment(float (&out)[8][4], Weight& state, Room<GROUPS, BUFFERS>
     }
 }
 
-// What every launch of attention has.
-struct Attention {
-    const float* q;
-    u64 q_stride;
-    const u32* picks;
-    u32 heads, kept, rank, kpool, page_rows;
-    float scale;
-    const DsaPart* parts;
-    const u32* row_parts;
-    const u16* const* pages;
-};
-
-// The row of a block, or false when no part holds it.
-DEVICE bool find_row(Row& row, const Attention& of, u64 index) {
-    u32 part_index = of.row_parts[index];
-    if (part_index == NO_PART) return false;
-    DsaPart part = of.parts[part_index];
-    row = list_row(of.picks + index * of.kept, of.kept, of.kpool, of.page_rows, of.rank, part, index - part.first_row, of.pages);
-    return true;
-}
-
 // All segments of a row, folded in order; what is folded waits in `out`. Grid: a block's heads × rows.
 template <int GROUPS, int BUFFERS>
 DEVICE void attend_row(float* out, u64 out_stride, const Attention& of, Room<GROUPS, BUFFERS>& room) {
@@ -297,15 +237,14 @@ DEVICE void attend_row(float* out, u64 out_stride, const Attention& of, Room<GRO
     u32 first_head = (blockIdx.x * GROUPS + group_index()) * HEADS;
     u32 heads = first_head < of.heads ? min(HEADS, of.heads - first_head) : 0;
     GroupRoom& mine = room.groups[group_index()];
-    u32 q[4][4][2];
-    load_queries(q, of.q + index * of.q_stride + first_head * of.rank, of.rank, heads);
+    load_queries(mine, of.q + index * of.q_stride + first_head * of.rank, of.rank, heads);
     out += index * out_stride + first_head * of.rank;
     Weight whole = {-infinity(), 0.0f};
     for (u32 first = 0; first < row.count; first += SEGMENT) {
         float segment[8][4];
         Weight state;
         bool ends = first + SEGMENT >= row.count;
-        run_segment(segment, state, room, row, q, first, min(first + SEGMENT, row.count), of.scale);
+        run_segment(segment, state, room, row, first, min(first + SEGMENT, row.count), of.scale);
         float2 factors = fold(whole, state);
         __syncthreads();
         if (threadIdx.x % 16 == 0) {
@@ -330,22 +269,16 @@ template <int BUFFERS> DEVICE void attend_segment(float* sums, Weight* states, c
     u32 first = blockIdx.x * SEGMENT;
     if (first >= row.count) return;
     u32 first_head = blockIdx.y * HEADS, heads = min(HEADS, of.heads - first_head);
-    u32 q[4][4][2];
-    load_queries(q, of.q + index * of.q_stride + first_head * of.rank, of.rank, heads);
+    load_queries(room.groups[0], of.q + index * of.q_stride + first_head * of.rank, of.rank, heads);
     float segment[8][4];
     Weight state;
-    run_segment(segment, state, room, row, q, first, min(first + SEGMENT, row.count), of.scale);
+    run_segment(segment, state, room, row, first, min(first + SEGMENT, row.count), of.scale);
     u64 place = (index * of.heads + first_head) * gridDim.x + blockIdx.x;
     if (threadIdx.x % 16 == 0 && threadIdx.x / 16 < heads) states[place + threadIdx.x / 16 * gridDim.x] = state;
     each_output(of.rank, heads, [&](u32 tile, u32 i, u32 head, u32 column) {
         sums[(place + head * gridDim.x) * of.rank + column] = segment[tile][i];
     });
 }
-
-#define ATTENTION                                                                                                             \
-    const float *q, u32 q_stride, const u32 *picks, u32 heads, u32 kept, u32 rank, u32 kpool, u32 page_rows, float scale,     \
-        const DsaPart *parts, const u32 *row_parts, const u16 *const *pages
-#define ATTENTION_OF {q, q_stride, picks, heads, kept, rank, kpool, page_rows, scale, parts, row_parts, pages}
 
 // With room for two blocks of latents, one is gathered while the other is used, and two groups share them. Without, a group
 // has a block of threads to itself.

@@ -6,6 +6,8 @@
 #define MAX_TAPS 8
 // Rows of a chunk: as in src/op/conv.rs. At least MAX_TAPS - 1, so that only a part's first chunk reads its window.
 #define CHUNK_ROWS 32
+// Rows that a thread reads together.
+#define TOGETHER 8
 
 // Channel `channel` of a part: its rows in the batch and the row before them in the window.
 struct Channel {
@@ -33,19 +35,28 @@ DEVICE void convolve(const Channel& channel, float* out, u64 out_stride, const f
     // Position of row `first`, counted from the window's first row, is `before + first`.
 #pragma unroll
     for (int j = 0; j < TAPS; ++j) past[j] = j + 1 < count ? channel.at(channel.before + first + j + 1 - count) : 0.0f;
-#pragma unroll 4
-    for (u32 row = first; row < last; ++row) {
-        float newest = channel.u[row * channel.u_stride];
-        float total = 0.0f;
+    // All of a group are asked for before one is waited for.
+    auto group = [&](u32 row, u32 here) {
+        float fresh[TOGETHER];
 #pragma unroll
-        for (int j = 0; j < TAPS; ++j) {
-            if (j + 1 < count) total = __fmaf_rn(weight[j], past[j], total);
-            if (j + 1 == count) total = __fmaf_rn(weight[j], newest, total);
+        for (u32 i = 0; i < TOGETHER; ++i) fresh[i] = i < here ? channel.u[(row + i) * channel.u_stride] : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; ++i) {
+            if (i >= here) break;
+            float total = 0.0f;
+#pragma unroll
+            for (int j = 0; j < TAPS; ++j) {
+                if (j + 1 < count) total = __fmaf_rn(weight[j], past[j], total);
+                if (j + 1 == count) total = __fmaf_rn(weight[j], fresh[i], total);
+            }
+#pragma unroll
+            for (int j = 0; j + 1 < TAPS; ++j) past[j] = j + 2 < count ? past[j + 1] : fresh[i];
+            out[(row + i) * out_stride] = silu(total);
         }
-#pragma unroll
-        for (int j = 0; j + 1 < TAPS; ++j) past[j] = j + 2 < count ? past[j + 1] : newest;
-        out[row * out_stride] = silu(total);
-    }
+    };
+    u32 row = first;
+    for (; row + TOGETHER <= last; row += TOGETHER) group(row, TOGETHER);
+    if (row < last) group(row, last - row);
 }
 
 // Grid: chunks of rows × pieces of 256 channels. A thread has a channel to itself: what it reads of the window it reads

@@ -1,6 +1,6 @@
-// Rounds the inputs of a product of many rows for `product/warpgroup.cuh`: units of 64 inputs, a member's rows beside each
-// other.
-#include "product/tile_rows.cuh"
+// Rounds the inputs of a product of many rows for `product/warpgroup.cuh`: units of 64 inputs, a member's rows beside each other.
+#include "common/bf16.cuh"
+#include "product/groups.cuh"
 
 // Word i of lane t of four neighbours becomes word t of lane i.
 DEVICE uint4 transpose_four(uint4 mine)
@@ -35,32 +35,46 @@ DEVICE uint4 round_eight(const float *row, u32 input, u32 inputs)
     return make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
 }
 
-// A warp takes eight rows of a tile and a run of units. Grid: eight rows of a tile × runs of units × tiles.
+// Where a row's inputs come from, and their place among the virtual rows: each member's begin at a multiple of eight, as
+// `find_group` has them.
+struct Source {
+    const float *from;
+    u64 to;
+};
+
+DEVICE Source source_of(const Groups &g, const float *x, u32 row)
+{
+    if (g.manner == SORTED) {
+        u32 pair = g.order[row], member = slot_of_pair(g.picks, g.slots, g.experts, g.members, pair), start = g.starts[member];
+        return {x + (g.paired ? pair : pair / g.picks_per_row) * g.x_stride, (start & ~7u) + 8u * member + row - start};
+    }
+    u32 member = row / g.rows, inside = row % g.rows;
+    return {x + inside * g.x_stride + (u64)member * g.inputs, member * (u64)((g.rows + 7u) & ~7u) + inside};
+}
+
+// A warp takes eight rows (of sorted pairs, or of each member) and a run of units. Grid: eight rows × runs of units.
 extern "C" __global__ void __launch_bounds__(256)
     product_inputs_tiled(const float *__restrict__ x, u32 inputs, u8 *__restrict__ rounded, u32 virtual_rows,
                          u32 units_a_warp, GROUP_PARAMETERS)
 {
     Groups groups = GROUPS_OF_PARAMETERS;
-    TileGroup tile;
-    if (!find_group(groups, blockIdx.z, tile) || blockIdx.x * 8u >= tile.count)
-        return;
-    u32 lane = lane_index(), g = lane >> 2, t = lane & 3u, units = ceil_div(inputs, 64u);
-    u32 place = blockIdx.x * 8u + g, row = tile.first + min(place, tile.count - 1u);
-    if (manner == SORTED)
-        row = paired ? order[row] : order[row] / picks_per_row;
-    const float *from = x + row * x_stride + (manner == PART_A_MEMBER ? (u64)tile.member * inputs : 0u);
-    u64 to = tile.virtual_row + place;
+    u32 all = manner == SORTED ? rows * picks_per_row : rows * members;
+    u32 lane = lane_index(), t = lane & 3u, units = ceil_div(inputs, 64u), row = blockIdx.x * 8u + (lane >> 2);
+    Source source = source_of(groups, x, min(row, all - 1u));
     u32 first = (blockIdx.y * (blockDim.x / 32u) + warp_index()) * units_a_warp;
+#pragma unroll 2
     for (u32 unit = first; unit < min(first + units_a_warp, units); unit++) {
         uint4 eight[2];
 #pragma unroll
         for (u32 half = 0; half < 2u; half++)
-            eight[half] = round_eight(from, unit * 64u + half * 32u + t * 8u, inputs);
+            eight[half] = round_eight(source.from, unit * 64u + half * 32u + t * 8u, inputs);
 #pragma unroll
         for (u32 half = 0; half < 2u; half++) {
-            // Pieces of a row as the tensor cores' swizzle wants them; a tile's first row is a multiple of eight.
-            u32 piece = half * 4u + t ^ g;
-            *(uint4 *)(rounded + (unit * (u64)virtual_rows + to) * 128u + piece * 16u) = transpose_four(eight[half]);
+            // Pieces of a row as the tensor cores' swizzle wants them.
+            u32 piece = half * 4u + t ^ (u32)source.to & 7u;
+            uint4 four = transpose_four(eight[half]);
+            if (row < all)
+                *(uint4 *)(rounded + (unit * (u64)virtual_rows + source.to) * 128u + piece * 16u) = four;
         }
     }
 }

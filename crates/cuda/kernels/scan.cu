@@ -89,7 +89,7 @@ struct Fetched {
 };
 
 // Grid: groups of 64 columns × heads × parts.
-extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 1)
 kda_scan_128(float* out, u32 out_stride, const float* qkv, u32 qkv_stride, const float* decay, u32 decay_stride,
              const float* beta, u32 beta_stride, u32 heads, u32 dim, const KdaPart* parts) {
     __shared__ Stage<COLUMNS> stages[2];
@@ -116,6 +116,7 @@ kda_scan_128(float* out, u32 out_stride, const float* qkv, u32 qkv_stride, const
         u32 count = min(STAGE, tokens - first);
         for (u32 slot = 0; slot < count;) {
             u32 end = first + slot < stands ? min(count, stands - first) : count;
+#pragma unroll 4
             for (; slot < end; ++slot) {
                 step(cells, stage, slot, place, to, answers && first + slot >= part.logged);
                 to += out_stride;

@@ -17,6 +17,7 @@ mod limits;
 mod matrix;
 mod op;
 mod product;
+pub mod profiler;
 mod queue;
 
 pub use backend::{Cuda, Options};

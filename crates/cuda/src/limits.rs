@@ -10,7 +10,7 @@ use flint_backend::Result;
 use libloading::Library;
 
 use crate::Cuda;
-use crate::driver::Memory;
+use crate::driver::{Memory, Pinned};
 use crate::queue::Queue;
 
 /// Rates of a device.
@@ -18,6 +18,8 @@ use crate::queue::Queue;
 pub struct DeviceLimits {
     /// Bytes a second, read and written ones together, of a copy inside the device's memory.
     pub copy_bytes_per_second: f64,
+    /// Bytes a second of a copy from pinned host memory to the device, the roof of loading.
+    pub upload_bytes_per_second: f64,
     /// Operations a second (a multiply and an add count two) of a bf16 product of 8192 × 8192 × 8192 on random numbers;
     /// `None` where the vendor's library is not installed.
     pub product_per_second: Option<f64>,
@@ -25,6 +27,8 @@ pub struct DeviceLimits {
 
 /// Bytes that are copied: far more than any cache.
 const COPY_BYTES: usize = 1 << 30;
+/// Bytes of pinned host memory that are copied to the device.
+const UPLOAD_BYTES: usize = 128 << 20;
 /// Copies or products of one measurement.
 const REPEATS: u32 = 10;
 /// Measurements; the best counts.
@@ -40,10 +44,12 @@ impl Cuda {
     pub fn measure_limits(&mut self) -> Result<DeviceLimits> {
         let queue = self.queue();
         let copy = measure_copy(queue)?;
+        let upload = measure_upload(queue)?;
         let product = measure_product(queue)?;
         let operations = 2.0 * (SIDE * SIDE * SIDE) as f64;
         Ok(DeviceLimits {
             copy_bytes_per_second: 2.0 * COPY_BYTES as f64 / copy.as_secs_f64(),
+            upload_bytes_per_second: UPLOAD_BYTES as f64 / upload.as_secs_f64(),
             product_per_second: product.map(|time| operations / time.as_secs_f64()),
         })
     }
@@ -54,6 +60,16 @@ fn measure_copy(queue: &mut Queue) -> Result<Duration> {
     let from = random(queue, COPY_BYTES)?;
     let to = queue.reserve(COPY_BYTES, "a copy that is measured")?;
     best(queue, |queue| Ok(queue.stream().copy_within(&to, &from)?))
+}
+
+/// Time of one copy from pinned host memory.
+fn measure_upload(queue: &mut Queue) -> Result<Duration> {
+    let from = Pinned::new(queue.stream().device(), UPLOAD_BYTES)?;
+    let to = queue.reserve(UPLOAD_BYTES, "a copy that is measured")?;
+    best(queue, |queue| {
+        // SAFETY: the range is the whole of `to`; nobody changes `from` before `best` has waited.
+        Ok(unsafe { queue.stream().copy_in(to.at(0), &from, 0, UPLOAD_BYTES) }?)
+    })
 }
 
 /// Time of one product, where there is a library.

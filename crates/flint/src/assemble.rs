@@ -33,18 +33,18 @@ pub(crate) fn assemble(settings: &ModelSettings, queue: usize, terminal: Termina
     let chat = Arc::new(chat_format(&settings.source)?);
     let (chosen, plan, context) = plan(&checkpoint, settings)?;
     check_memory(&plan, settings, terminal)?;
-    let rows = chosen.rows();
-    let (model, place) = match chosen {
+    let rows = chosen.rows(settings);
+    let (model, place): (Box<dyn LanguageModel>, _) = match chosen {
         Chosen::Cpu { note } => {
             if let Some(note) = note {
                 terminal.note(Style::Warning, &note);
             }
             let model = load(&checkpoint, settings, Cpu::new(settings.cpu)?, (context, rows), terminal)?;
-            (model, cpu_place(settings.cpu))
+            (Box::new(model), cpu_place(settings.cpu))
         }
         Chosen::Cuda(cuda) => {
             let place = format!("{} (cuda:{})", cuda.info().name, cuda.info().ordinal);
-            (load(&checkpoint, settings, *cuda, (context, rows), terminal)?, place)
+            (Box::new(load(&checkpoint, settings, *cuda, (context, rows), terminal)?), place)
         }
     };
     let weights = bytes(plan.resident_bytes());
@@ -78,7 +78,7 @@ pub(crate) fn load<B: Backend>(
     backend: B,
     (context, rows): (usize, usize),
     terminal: Terminal,
-) -> Result<Box<dyn LanguageModel>> {
+) -> Result<Glm<B>> {
     let options = GlmOptions { context, sequences: settings.parallel, rows, drafts: settings.drafts };
     let bar = progress_bar(&settings.name, terminal);
     let model = Glm::load(checkpoint, backend, options, &mut |done, all| {
@@ -88,7 +88,7 @@ pub(crate) fn load<B: Backend>(
         bar.set_position(done);
     })?;
     bar.finish_and_clear();
-    Ok(Box::new(model))
+    Ok(model)
 }
 
 fn progress_bar(name: &str, terminal: Terminal) -> ProgressBar {

@@ -282,6 +282,7 @@ pub(crate) struct PlanFlags {
 }
 
 /// Flags of `flint bench`.
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 #[derive(Debug, Args)]
 pub(crate) struct BenchFlags {
     /// Checkpoint folder [default: the embedded flint-tiny]
@@ -317,6 +318,15 @@ pub(crate) struct BenchFlags {
     /// Instruction set [default: auto, the best]
     #[arg(long, value_enum)]
     pub(crate) level: Option<LevelChoice>,
+    /// Rows of one forward of a prompt, 1 to 65536 [default: 512 on the CPU, 4096 on a CUDA device]
+    #[arg(long, value_name = "N")]
+    pub(crate) rows: Option<usize>,
+    /// Rows of one sequence through the recurrence of a delta-attention layer alone, separated by commas
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    pub(crate) scan: Vec<usize>,
+    /// Run without graphs, and mark one step of each figure for a profiler (ncu --profile-from-start off)
+    #[arg(long)]
+    pub(crate) profile: bool,
     /// Draw the routed experts' numbers instead of reading them; the files may have holes there
     #[arg(long)]
     pub(crate) draw_experts: bool,

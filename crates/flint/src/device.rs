@@ -82,11 +82,11 @@ pub(crate) enum Chosen {
 
 impl Chosen {
     /// Most rows of a forward.
-    pub(crate) fn rows(&self) -> usize {
-        match self {
+    pub(crate) fn rows(&self, settings: &ModelSettings) -> usize {
+        settings.rows.unwrap_or(match self {
             Self::Cpu { .. } => ROWS,
             Self::Cuda(_) => CUDA_ROWS,
-        }
+        })
     }
 }
 
@@ -148,7 +148,8 @@ fn first_that_fits(
 
 fn open(number: usize, settings: &ModelSettings) -> std::result::Result<Cuda, flint_cuda::CudaError> {
     let options = flint_cuda::Options::device(number);
-    Cuda::new(flint_cuda::Options { code_cache: settings.code_cache.clone(), ..options })
+    let code_cache = settings.code_cache.clone();
+    Cuda::new(flint_cuda::Options { graphs: settings.graphs, code_cache, ..options })
 }
 
 fn cpu_plan(checkpoint: &Checkpoint, settings: &ModelSettings, context: usize) -> LoadPlan {
@@ -161,7 +162,7 @@ fn cpu_plan(checkpoint: &Checkpoint, settings: &ModelSettings, context: usize) -
         sequences: settings.parallel,
         cache_element_bytes,
         drafts_max: settings.drafts,
-        rows: ROWS,
+        rows: settings.rows.unwrap_or(ROWS),
         machine_bytes: machine::memory().map(|memory| memory.available),
         on_device: false,
     };
@@ -180,7 +181,7 @@ fn cuda_plan(
         sequences: settings.parallel,
         cache_element_bytes: 2,
         drafts_max: settings.drafts,
-        rows: CUDA_ROWS,
+        rows: settings.rows.unwrap_or(CUDA_ROWS),
         machine_bytes: Some((free as u64).saturating_sub(FLOOR_BYTES)),
         on_device: true,
     };

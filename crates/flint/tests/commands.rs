@@ -213,6 +213,22 @@ fn a_bench_reports_shares_of_this_machine() {
     }
     assert!(report["limits"][0]["bytes_per_second"].as_f64().unwrap() > 1e8);
     assert!(said(&arguments, "").contains("decode × 3"));
+    // Rows that decode together share some of their experts.
+    assert!(runs[2]["distinct_experts"].as_f64().unwrap() >= runs[1]["distinct_experts"].as_f64().unwrap());
+}
+
+#[test]
+fn a_bench_measures_a_scan_alone_and_marks_steps_for_a_profiler() {
+    let arguments =
+        ["bench", "--prompt", "40", "--decode", "2", "--batch", "2", "--block", "3", "--threads", "1"];
+    let more = ["--repeat", "1", "--rows", "16", "--scan", "5", "--profile", "--json"];
+    let report: Value = serde_json::from_str(&said(&[&arguments[..], &more].concat(), "")).unwrap();
+    assert_eq!(report["scans"][0]["rows"], 5);
+    assert!(report["scans"][0]["seconds"].as_f64().unwrap() > 0.0);
+    assert_eq!(report["prefill_rows"], 16);
+    let marked: Vec<_> = report["marked"].as_array().unwrap().iter().map(|step| &step["kind"]).collect();
+    assert_eq!(marked, ["decode", "block", "prefill"]);
+    assert!(refused(&["bench", "--rows", "0"]).contains("--rows"));
 }
 
 /// A server on a free port, and its address.

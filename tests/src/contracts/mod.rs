@@ -192,6 +192,13 @@ pub fn pieces(model: &mut dyn LanguageModel) -> Vec<Bits> {
     feed(model, &tokens, &PIECES)
 }
 
+/// The same, shorter: for tools under which a launch takes long.
+pub fn few_pieces(model: &mut dyn LanguageModel) -> Vec<Bits> {
+    const PIECES: [usize; 3] = [1, 17, 2];
+    let tokens = Dice::new(11).tokens(PIECES.iter().sum(), model.limits().vocabulary);
+    feed(model, &tokens, &PIECES)
+}
+
 /// Two ways of running one arithmetic give the same bits.
 pub fn same_pieces(label: &str, found: &[Bits], expected: &[Bits]) {
     assert_eq!(found.len(), expected.len(), "{label}: rows");

@@ -85,7 +85,8 @@ pub(crate) struct Cuda {
     /// Build the program only, and say where it is: it runs in any checkout of this revision
     #[arg(long)]
     build: bool,
-    /// Options and name filters of the program: parts of names, --list, --device N
+    /// Options and name filters of the program: parts of names, --list, --device N; --few checks in few launches, for
+    /// compute-sanitizer (benches/peers/cuda.py --sanitize runs it over every check)
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

@@ -456,7 +456,8 @@ pub(crate) fn attend<B: Backend>(backend: &mut B, session: &mut Session) -> Resu
         (20, 2, 32, 1, 100, 150),
         (512, 4, 64, 8, 20, 100),
         // Lists of several hundred entries: more than a block of threads may take at once.
-        (16, 4, 64, 2, 90, 330),
+        (16, 4, 64, 2, 129, 525),
+        (512, 4, 64, 1, 129, 525),
     ] {
         let shape = Shape { rank, key_dim: 1, kpool, page_rows };
         let scale = 1.0 / (rank as f32).sqrt();

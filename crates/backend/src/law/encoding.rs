@@ -143,7 +143,9 @@ impl Weights {
             all.stored.iter_mut().for_each(|stored| stored.extend(&values));
             let rounded = rounded && matches!(part.form, Form::Affine { kind: PlainType::Bf16, .. });
             if rounded {
-                values.iter_mut().for_each(|value| *value = round_to_bf16(*value));
+                for value in &mut values {
+                    *value = round_to_bf16(*value);
+                }
             }
             let bias = |place: usize| match &part.form {
                 Form::Affine { group, kind, biases, .. } => {
@@ -179,5 +181,23 @@ impl Weights {
 
     pub(super) fn magnitude(&self, row: usize, col: usize) -> f64 {
         self.magnitudes[row * self.cols + col]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_rounding_to_bf16_is_that_of_numbers_that_fp32_holds() {
+        let mut seed = Seed::new(3);
+        for _ in 0..10_000 {
+            let value = seed.normal() * 3.0;
+            assert_eq!(round_to_bf16(f64::from(value)), f64::from(half::bf16::from_f32(value).to_f32()), "{value}");
+        }
+        // Half a step above 1, and a little more than fp32 could say.
+        assert_eq!(round_to_bf16(1.0 + 1.0 / 256.0), 1.0);
+        assert_eq!(round_to_bf16(1.0 + 1.0 / 256.0 + 2f64.powi(-40)), 1.0 + 1.0 / 128.0);
+        assert_eq!(round_to_bf16(0.0), 0.0);
     }
 }

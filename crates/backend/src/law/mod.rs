@@ -102,16 +102,21 @@ pub struct Report {
 
 /// Checks every operation of a backend.
 pub fn check_all<B: Backend>(make: impl Fn() -> B) -> Report {
-    run(&make, |_| true)
+    run(&make, Session::default(), |_| true)
 }
 
 /// Checks one operation, by its name in the table.
 pub fn check<B: Backend>(make: impl Fn() -> B, op: &str) -> Report {
-    run(&make, |name| name == op)
+    run(&make, Session::default(), |name| name == op)
 }
 
-fn run<B: Backend>(make: &impl Fn() -> B, wanted: impl Fn(&str) -> bool) -> Report {
-    let mut session = Session::default();
+/// The same in few launches: every shape and encoding, but one batch of each of few sizes, and one schedule. For tools
+/// under which a launch takes long, as a device's memory checker.
+pub fn check_few<B: Backend>(make: impl Fn() -> B, op: &str) -> Report {
+    run(&make, Session { few: true, ..Session::default() }, |name| name == op)
+}
+
+fn run<B: Backend>(make: &impl Fn() -> B, mut session: Session, wanted: impl Fn(&str) -> bool) -> Report {
     for (op, check) in crate::ops::checks::<B>() {
         if wanted(op) {
             session.begin(op);
@@ -171,6 +176,8 @@ pub(crate) struct Session {
     case: String,
     /// Violations of the case at hand.
     of_case: usize,
+    /// Whether launches are dear.
+    few: bool,
     report: Report,
 }
 

@@ -18,6 +18,8 @@ pub(super) const FEW_ROWS: &[usize] = &[2, 3, 8, 17];
 const CANARY: f32 = -7.062_5e11;
 /// Different rows that batches are filled with; no batch size is a multiple of it but one.
 const POOL: usize = 11;
+/// The same where launches are dear: plain rows and one of another temper.
+const FEW_POOL: usize = 4;
 
 /// One argument of an operation that has a row for each row of the batch.
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +144,9 @@ pub(super) fn check_rows<B: Backend>(
 ) -> Result<()> {
     let mut seed = Seed::new(counts.len() as u64);
     let tempers = case.tempers();
-    let pool: Vec<RowWords> = (0..POOL)
+    let few = session.few;
+    let size = if few { FEW_POOL } else { POOL };
+    let pool: Vec<RowWords> = (0..size)
         .map(|index| {
             let temper = if index % 3 == 2 { tempers.get(index / 3 % tempers.len().max(1)) } else { None };
             case.row(&mut seed, temper.copied().unwrap_or(Temper::Plain))
@@ -156,11 +160,13 @@ pub(super) fn check_rows<B: Backend>(
     }
     session.record(&alone);
     check_exact(session, case, &pool, &alone);
-    for &rows in counts {
-        let plain: Vec<Option<usize>> = (0..rows).map(|row| Some((row * 5 + rows) % POOL)).collect();
+    // Where launches are dear: a few rows, and the most.
+    for &rows in counts.iter().filter(|rows| !few || **rows == 3 || counts.last() == Some(rows)) {
+        let plain: Vec<Option<usize>> = (0..rows).map(|row| Some((row * 5 + rows) % size)).collect();
         let mixed =
-            |turn: usize| (0..rows).map(move |row| (row + turn).is_multiple_of(3).then_some(row % POOL));
-        for picks in [plain, mixed(0).collect(), mixed(2).collect()] {
+            |turn: usize| (0..rows).map(move |row| (row + turn).is_multiple_of(3).then_some(row % size));
+        let fillings = [mixed(0).collect(), plain, mixed(2).collect()];
+        for picks in fillings.into_iter().take(if few { 1 } else { 3 }) {
             let member =
                 |(row, pick): (usize, &Option<usize>)| pick.map_or(&hostile[row % 3], |index| &pool[index]);
             let batch: Vec<&RowWords> = picks.iter().enumerate().map(member).collect();

@@ -264,9 +264,13 @@ impl<B: Backend> RowCase<B> for PreCase<B> {
 
 /// Laws of `hc_pre`.
 pub(crate) fn hc_pre<B: Backend>(backend: &mut B, session: &mut Session) -> Result<()> {
-    for (hidden, n, rounds, counts) in
-        [(64, 4, 20, ROWS), (40, 2, 3, ROWS), (48, 3, 1, FEW_ROWS), (4096, 4, 20, FEW_ROWS)]
-    {
+    for (hidden, n, rounds, counts) in [
+        (64, 4, 20, ROWS),
+        (40, 2, 3, ROWS),
+        (256, 4, 20, ROWS),
+        (48, 3, 1, FEW_ROWS),
+        (4096, 4, 20, FEW_ROWS),
+    ] {
         let case = PreCase::new(backend, hidden, n, rounds)?;
         check_rows(backend, session, &case, counts)?;
     }

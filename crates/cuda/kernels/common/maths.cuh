@@ -3,6 +3,7 @@
 // operator is one rounding; a product that feeds a sum is written with intrinsics all the same.
 #pragma once
 #include "common/base.cuh"
+#include "common/tensor.cuh"
 
 DEVICE float infinity() { return __uint_as_float(0x7F800000u); }
 
@@ -22,7 +23,8 @@ DEVICE float exponential(float x) {
     // Beyond these bounds the result is infinite or zero. Comparisons let NaN through.
     x = x > 89.0f ? 89.0f : x;
     x = x < -104.0f ? -104.0f : x;
-    float n = __fadd_rn(__fmaf_rn(x, 1.44269502162933349609375f, round), -round);
+    float shifted = __fmaf_rn(x, 1.44269502162933349609375f, round);
+    float n = __fadd_rn(shifted, -round);
     float near = __fmaf_rn(n, minus_ln2_high, x);
     float r = __fmaf_rn(n, ln2_low, near);
     // What rounding took from r and from 1 + r: they would show in a sigmoid.
@@ -37,8 +39,8 @@ DEVICE float exponential(float x) {
     p = __fmaf_rn(p, r, 0.5f);
     float tail = __fmaf_rn(__fmul_rn(r, r), p, __fadd_rn(lead_rest, r_rest));
     float value = __fadd_rn(lead, tail);
-    // NaN has no integer part; its value stays NaN whatever the power is.
-    int power = n == n ? (int)n : 0;
+    // The integer stands in the lowest bits of the shifted number. NaN has none; its value stays NaN whatever the power is.
+    int power = (int)(__float_as_uint(shifted) - __float_as_uint(round));
     return scale_by_power(value, power);
 }
 
@@ -47,7 +49,7 @@ DEVICE float sigmoid(float x) {
     float e = exponential(-fabsf(x));
     float numerator = x < 0.0f ? e : 1.0f;
     float denominator = __fadd_rn(1.0f, e);
-    float quotient = __fdiv_rn(numerator, denominator);
+    float quotient = __fmul_rn(numerator, reciprocal_of_normal(denominator));
     // One correction by what the sum and the quotient lost; a linear 1 / d suffices for it.
     float lost = __fadd_rn(e, -__fadd_rn(denominator, -1.0f));
     float rest = __fmaf_rn(-quotient, lost, __fmaf_rn(-quotient, denominator, numerator));

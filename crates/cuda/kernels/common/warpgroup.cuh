@@ -2,9 +2,11 @@
 #pragma once
 #include "common/tensor.cuh"
 
-// d = a · b, or d += a · b where `keep` is not zero: 64 outputs by 64 rows over sixteen inputs, by four warps together. A lane's
-// registers are those of `mma_bf16`: four outputs' warps beside each other, eight columns of eight rows. Runs on its own: neither
-// d nor a may be touched before a wait.
+#define OPERANDS(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+
+// d = a · b, or d += a · b where `keep` is not zero: 64 outputs by 64 (or 128) rows over sixteen inputs, by four warps together.
+// A lane's registers are those of `mma_bf16`: four outputs' warps beside each other, columns of eight rows. Runs on its own:
+// neither d nor a may be touched before a wait.
 DEVICE void multiply_async(float (&d)[8][4], const u32 *a, u64 b, u32 keep)
 {
     asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %37, 0;\n"
@@ -12,14 +14,24 @@ DEVICE void multiply_async(float (&d)[8][4], const u32 *a, u64 b, u32 keep)
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
                  "{%32, %33, %34, %35}, %36, keep, 1, 1, 0;\n}"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
-          "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-          "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
-          "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-          "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+        : OPERANDS(d[0]), OPERANDS(d[1]), OPERANDS(d[2]), OPERANDS(d[3]),
+          OPERANDS(d[4]), OPERANDS(d[5]), OPERANDS(d[6]), OPERANDS(d[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));
+}
+
+DEVICE void multiply_async(float (&d)[16][4], const u32 *a, u64 b, u32 keep)
+{
+    asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "{%64, %65, %66, %67}, %68, keep, 1, 1, 0;\n}"
+        : OPERANDS(d[0]), OPERANDS(d[1]), OPERANDS(d[2]), OPERANDS(d[3]),
+          OPERANDS(d[4]), OPERANDS(d[5]), OPERANDS(d[6]), OPERANDS(d[7]),
+          OPERANDS(d[8]), OPERANDS(d[9]), OPERANDS(d[10]), OPERANDS(d[11]),
+          OPERANDS(d[12]), OPERANDS(d[13]), OPERANDS(d[14]), OPERANDS(d[15])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));
 }
 
@@ -68,6 +80,12 @@ DEVICE void copy_bulk(void *to, const void *from, u32 bytes, u64 *barrier)
                  : "memory");
 }
 
+// This thread's arrival once its copies so far (`copy_async_16`) are done.
+DEVICE void arrive_behind_copies(u64 *barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // A warp's arrival: all that its lanes read and wrote before is done.
 DEVICE void arrive_warp(u64 *barrier)
 {
@@ -84,3 +102,7 @@ DEVICE void await_barrier(u64 *barrier, u32 parity)
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
+
+// Changes how many registers the threads of a warp group may have: a multiple of eight. All its warps call it.
+template <u32 count> DEVICE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count)); }
+template <u32 count> DEVICE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count)); }

@@ -139,7 +139,8 @@ driver_calls! {
 }
 
 /// Names of the driver's library.
-const LIBRARIES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
+pub(crate) const LIBRARIES: &[&str] =
+    if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
 
 /// Oldest driver, as `cuDriverGetVersion` counts: CUDA 12.0.
 const OLDEST: c_int = 12_000;

@@ -8,6 +8,7 @@ mod module;
 mod nvrtc;
 mod stream;
 
+pub(crate) use api::LIBRARIES;
 pub(crate) use device::{Device, capability_text};
 pub use device::{DeviceInfo, devices};
 pub(crate) use graph::Graph;

@@ -1,5 +1,5 @@
-//! Absorbed latent attention: a block for each group of heads of each row, or of each segment of a row's list when there
-//! are few rows. Both give the same bits.
+//! Absorbed latent attention: a block for all heads of a row where warp groups multiply, else for each group of heads, or of
+//! each segment of a row's list when there are few rows. All give the same bits.
 
 use flint_backend::ops::Attend;
 use flint_backend::{Element, Result};
@@ -17,16 +17,24 @@ static ATTEND_SEGMENTS_1: Kernel = Kernel::new("attend_segments_1", "attend.cu")
 static ATTEND_SEGMENTS_2: Kernel = Kernel::new("attend_segments_2", "attend.cu");
 static ATTEND_FOLD: Kernel = Kernel::new("attend_fold", "attend.cu");
 static ATTEND_ANY: Kernel = Kernel::new("attend_any", "attend.cu");
+static ATTEND_ROWS_WARPGROUP: Kernel = Kernel::new("attend_rows_warpgroup", "attend_warpgroup.cu");
 
 /// Heads of a block, and entries of a segment: as in the kernel.
 const HEADS: usize = 16;
-const SEGMENT: usize = 256;
+const SEGMENT: usize = 512;
 /// Widest latent: eight warps with 64 values each.
 const MAX_RANK: usize = 512;
 /// Shared memory of a block of latents, and of a group of heads: the kernel's `Room`.
 const LATENTS_ROOM: usize = 64 * 512 * 2;
-const GROUP_ROOM: usize = 8 * 16 * 72 * 4 + 2 * 16 * 72 * 2 + 16 * 4 + 16 * 8;
+const GROUP_ROOM: usize = 2 * 16 * 520 * 2 + 2 * 16 * 72 * 4 + 2 * 16 * 72 * 2 + 16 * 4 + 16 * 8;
 const PLACES_ROOM: usize = 2 * 64 * 8;
+/// The capability with warp groups, their kernel's heads of two blocks, the only latents that it takes, rows from which it is
+/// the faster one, and its shared memory: as in `kernels/attend_warpgroup.cu`.
+const CAPABILITY: u32 = 90;
+const WARPGROUP_HEADS: usize = 64;
+const WARPGROUP_RANK: usize = 512;
+const WARPGROUP_ROWS: usize = 64;
+const WARPGROUP_ROOM: usize = 3 * 64 * 256 * 2 + 64 * 64 * 4 + 64 * 8 + 2 * 8;
 
 pub(crate) fn attend(queue: &mut Queue, op: &Attend<CudaBuffer>) -> Result<()> {
     const NAME: &str = "attend";
@@ -60,6 +68,14 @@ pub(crate) fn attend(queue: &mut Queue, op: &Attend<CudaBuffer>) -> Result<()> {
         return queue.launch(&ATTEND_ANY, grid, of(Args::new().rows(&out)));
     }
     let limits = queue.limits();
+    let pieces = q.address.is_multiple_of(16) && q.stride.is_multiple_of(4);
+    let pairs = out.address.is_multiple_of(8) && out.stride.is_multiple_of(2);
+    if limits.capability == CAPABILITY && rank == WARPGROUP_RANK && rows >= WARPGROUP_ROWS && pieces && pairs
+    {
+        let blocks = [2 * heads.div_ceil(WARPGROUP_HEADS) as u32, rows as u32, 1];
+        let grid = Grid { blocks, threads: 128, shared: WARPGROUP_ROOM as u32 };
+        return queue.launch(&ATTEND_ROWS_WARPGROUP, grid, of(Args::new().rows(&out)));
+    }
     let room = |groups: usize, buffers: usize| buffers * LATENTS_ROOM + groups * GROUP_ROOM + PLACES_ROOM;
     let shared_bytes = limits.shared_bytes as usize;
     let buffers = if shared_bytes >= room(2, 2) { 2 } else { 1 };

@@ -16,6 +16,9 @@ static HC_PRE: Kernel = Kernel::new("hc_pre", "hyper.cu");
 static HC_PRODUCTS: Kernel = Kernel::new("hc_products", "hyper.cu");
 static HC_FINISH: Kernel = Kernel::new("hc_finish", "hyper.cu");
 static HC_POST: Kernel = Kernel::new("hc_post", "hyper.cu");
+static HC_ROWS_PRODUCTS: Kernel = Kernel::new("hc_rows_products", "hyper_rows.cu");
+static HC_ROWS_COEFFICIENTS: Kernel = Kernel::new("hc_rows_coefficients", "hyper_rows.cu");
+static HC_ROWS_COLLAPSE: Kernel = Kernel::new("hc_rows_collapse", "hyper_rows.cu");
 
 /// Streams that the kernels have room for.
 const MAX_STREAMS: usize = 8;
@@ -27,6 +30,11 @@ const MANY_ROWS: usize = 64;
 const SHARED_ROWS: usize = 16;
 /// Threads of a block that finishes a row: its registers allow no more.
 const FINISH_THREADS: usize = 512;
+/// As in `kernels/hyper_rows.cu`: streams, rows of a group, bytes of shared memory, columns of a block that collapses.
+const ROWS_STREAMS: usize = 4;
+const ROWS_GROUP: usize = 64;
+const ROWS_ROOM: u32 = 24 * 512 * 4 + 8 * 2 * 64 * 32 * 4 + 8 * 25 * 64 * 4;
+const COLLAPSED: usize = 1024;
 
 /// The operands of a site's begin, checked.
 pub(super) struct Pre {
@@ -74,6 +82,10 @@ pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> R
     let Pre { collapsed, mix, streams, function, numbers, outputs, streams_count: n } = check_pre(op)?;
     let (width, rows) = (streams.width, streams.rows);
     let slices = width.div_ceil(SLICE);
+    let fits = n == ROWS_STREAMS && width.is_multiple_of(SLICE) && queue.limits().shared_bytes >= ROWS_ROOM;
+    if rows >= MANY_ROWS && fits && takes_pieces(&[collapsed, streams]) {
+        return many_rows(queue, op);
+    }
     let sums = queue.scratch("hc_pre", rows * slices * (outputs + 1) * 4)?;
     let threads = ((outputs + 1) * CHAINS).next_multiple_of(32);
     if rows < MANY_ROWS && threads <= FINISH_THREADS {
@@ -114,6 +126,47 @@ pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> R
         .u32(n);
     let grid = Grid { blocks: [rows as u32, 1, 1], threads: FINISH_THREADS as u32, shared: 0 };
     queue.launch(&HC_FINISH, grid, coefficients(args, op))
+}
+
+/// Whether rows can be read in pieces of four columns.
+fn takes_pieces(rows: &[RowsF32]) -> bool {
+    rows.iter().all(|rows| rows.address.is_multiple_of(16) && rows.stride.is_multiple_of(4))
+}
+
+/// Four streams of many rows: products, coefficients and collapsed rows are launches of their own.
+fn many_rows(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> Result<()> {
+    let Pre { collapsed, mix, streams, function, numbers, outputs, .. } = check_pre(op)?;
+    let (rows, slices) = (streams.rows, streams.width / SLICE);
+    let groups = rows.div_ceil(ROWS_GROUP);
+    let room_rows = groups * ROWS_GROUP;
+    let sums = queue.scratch("hc_pre", slices * (outputs + 1) * room_rows * 4)?;
+    let pre = queue.scratch("hc_pre factors", rows * ROWS_STREAMS * 4)?;
+    let args = Args::new()
+        .address(sums)
+        .u32(room_rows)
+        .rows(&streams)
+        .address(function)
+        .u32(numbers)
+        .u32(streams.width)
+        .u32(rows);
+    // A block has a multiprocessor to itself; those of a slice share the groups.
+    let shares = (queue.limits().multiprocessors as usize / slices).clamp(1, groups);
+    let blocks = [slices as u32, shares as u32, 1];
+    queue.launch(&HC_ROWS_PRODUCTS, Grid { blocks, threads: 256, shared: ROWS_ROOM }, args)?;
+    let args = Args::new()
+        .address(pre)
+        .rows(&mix)
+        .address(sums)
+        .u32(room_rows)
+        .u32(slices)
+        .u32(collapsed.width)
+        .u32(rows);
+    let threads = 32 * (outputs as u32 + 1);
+    let grid = Grid { blocks: [rows.div_ceil(32) as u32, 1, 1], threads, shared: 0 };
+    queue.launch(&HC_ROWS_COEFFICIENTS, grid, coefficients(args, op))?;
+    let args = Args::new().rows(&collapsed).address(pre).rows(&streams).u32(collapsed.width);
+    let blocks = [rows as u32, collapsed.width.div_ceil(COLLAPSED) as u32, 1];
+    queue.launch(&HC_ROWS_COLLAPSE, Grid { blocks, threads: 256, shared: 0 }, args)
 }
 
 /// The arguments that a row's coefficients need.

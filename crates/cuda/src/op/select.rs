@@ -11,12 +11,22 @@ use crate::kernels::Kernel;
 use crate::queue::{Args, Grid, Queue};
 
 static SCORE_POOLS: Kernel = Kernel::new("score_pools", "select.cu").early();
+static SCORE_POOLS_WARPGROUP: Kernel = Kernel::new("score_pools_warpgroup", "select_warpgroup.cu");
 static PICK_POOLS: Kernel = Kernel::new("pick_pools", "select.cu").early();
 
 /// Pools of a block that scores.
 const BLOCK_POOLS: usize = 256;
 /// Widest key: it stands in registers.
 const MAX_KEY: usize = 128;
+/// The capability with warp groups, the only heads and keys that their kernel takes, rows from which it is the faster one, pools
+/// and rows of a block, and its shared memory: as in `kernels/select_warpgroup.cu`.
+const CAPABILITY: u32 = 90;
+const WARPGROUP_HEADS: usize = 32;
+const WARPGROUP_KEY: usize = 128;
+const WARPGROUP_LEAST_ROWS: usize = 64;
+const WARPGROUP_POOLS: usize = 128;
+const WARPGROUP_ROWS: usize = 64;
+const WARPGROUP_ROOM: u32 = 2 * 3 * 32 * 128 * 2;
 /// Scores that stand in memory at once: 64 MB.
 const SCORES: usize = 1 << 24;
 
@@ -48,8 +58,33 @@ pub(crate) fn select_pools(queue: &mut Queue, op: &SelectPools<CudaBuffer>) -> R
     let scores = queue.scratch(NAME, if scored { at_once * room * 4 } else { 4 })?;
     // Fragments of a row's queries: three terms of two registers for each lane, step and tile of heads.
     let shared = heads.div_ceil(8) * dim.div_ceil(32) * 2 * 3 * 32 * 8;
+    let pieces = q.address.is_multiple_of(16) && q.stride.is_multiple_of(4);
+    let pairs = weights.address.is_multiple_of(8) && weights.stride.is_multiple_of(2);
+    let warpgroup = queue.limits().capability == CAPABILITY
+        && (heads, dim) == (WARPGROUP_HEADS, WARPGROUP_KEY)
+        && q.rows >= WARPGROUP_LEAST_ROWS
+        && pieces
+        && pairs;
     for first in (0..q.rows).step_by(at_once) {
         let rows = at_once.min(q.rows - first) as u32;
+        if scored && warpgroup {
+            let score = Args::new()
+                .address(scores)
+                .u32(room)
+                .rows(&q)
+                .rows(&weights)
+                .u32(op.pools_kept)
+                .u32(op.kpool)
+                .u32(op.page_rows)
+                .u32(first)
+                .u32(rows as usize)
+                .table(tables.parts)
+                .table(tables.row_parts)
+                .table(tables.pooled);
+            let blocks = [room.div_ceil(WARPGROUP_POOLS) as u32, rows.div_ceil(WARPGROUP_ROWS as u32), 1];
+            let grid = Grid { blocks, threads: 256, shared: WARPGROUP_ROOM };
+            queue.launch(&SCORE_POOLS_WARPGROUP, grid, score)?;
+        }
         let score = Args::new()
             .address(scores)
             .u32(room)
@@ -64,7 +99,7 @@ pub(crate) fn select_pools(queue: &mut Queue, op: &SelectPools<CudaBuffer>) -> R
             .table(tables.parts)
             .table(tables.row_parts)
             .table(tables.pooled);
-        if scored {
+        if scored && !warpgroup {
             let blocks = [room.div_ceil(BLOCK_POOLS) as u32, rows, 1];
             queue.launch(&SCORE_POOLS, Grid { blocks, threads: 256, shared: shared as u32 }, score)?;
         }

@@ -1,12 +1,14 @@
 //! `flint bench`: speed as shares of what this machine can do.
 //!
-//! [`measure`] feeds real tokens to the model, [`roof`] counts the bytes and operations that they ask for, [`report`]
-//! writes both beside the machine's own rates, which are measured in the same run. Threads and sizes take turns, and the
+//! [`measure`] feeds real tokens to the model, [`subject`] counts the experts that they pick, [`roof`] the bytes and
+//! operations that they ask for, [`scan`] measures one operation alone, [`report`] writes all beside the machine's own rates, which are measured in the same run. Threads and sizes take turns, and the
 //! best round of each figure counts: on a shared machine the others' work only ever slows a round down.
 
 mod measure;
 mod report;
 mod roof;
+mod scan;
+mod subject;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -23,9 +25,12 @@ use crate::config::settings::{BenchSettings, ModelSettings};
 use crate::device::Chosen;
 use crate::error::{Error, Result};
 use crate::terminal::{Style, Terminal, counted};
-use measure::{Decode, Feeder, Prefill};
+use flint_model::Glm;
+use measure::{Decode, Feeder, Marked, Prefill};
 use report::{Report, Run};
 use roof::{Limits, Roof};
+use scan::Scan;
+use subject::Subject;
 
 /// Measures and reports.
 pub(crate) fn run(flags: &BenchFlags, terminal: Terminal) -> Result<ExitCode> {
@@ -42,8 +47,8 @@ pub(crate) fn run(flags: &BenchFlags, terminal: Terminal) -> Result<ExitCode> {
     refuse_long(&checkpoint, context)?;
     let (chosen, plan, _) = assemble::plan(&checkpoint, first)?;
     assemble::check_memory(&plan, first, terminal)?;
-    let roof = Roof::new(&plan);
-    let rows = chosen.rows();
+    let roof = Roof::new(&plan, checkpoint.config());
+    let rows = chosen.rows(first);
     let bench = Bench { checkpoint: &checkpoint, plan: &plan, settings: &settings, rows, terminal };
     let (arithmetic, runs) = match chosen {
         Chosen::Cpu { .. } => {
@@ -63,7 +68,7 @@ fn context(settings: &BenchSettings) -> usize {
     const LEAST: usize = 64;
     let longest = settings.prompts.iter().copied().max().unwrap_or(0);
     let block = settings.blocks.iter().copied().max().unwrap_or(0);
-    let decoded = settings.behind + settings.decode + block;
+    let decoded = settings.behind + settings.decode + measure::COUNTED + block;
     longest.max(decoded).max(LEAST) + 1
 }
 
@@ -95,7 +100,9 @@ impl Bench<'_> {
         let place = counted(model.cpu.threads, "thread");
         self.terminal.note(Style::Dim, &format!("measuring with {place}"));
         let before = cpu_limits(&place, model)?;
-        let mut run = self.measure(model, Cpu::new(model.cpu)?, before)?;
+        let mut cpu = Cpu::new(model.cpu)?;
+        let scans = self.scans(&mut cpu)?;
+        let mut run = self.measure(model, cpu, (before, scans))?;
         run.limits = run.limits.better(&cpu_limits(&place, model)?);
         Ok(run)
     }
@@ -105,11 +112,27 @@ impl Bench<'_> {
         let place = cuda.info().name.clone();
         self.terminal.note(Style::Dim, &format!("measuring on {place}"));
         let limits = Limits::of_device(place, &cuda.measure_limits()?);
-        self.measure(model, cuda, limits)
+        let scans = self.scans(&mut cuda)?;
+        self.measure(model, cuda, (limits, scans))
+    }
+
+    /// Scans alone.
+    fn scans<B: Backend>(&self, backend: &mut B) -> Result<Vec<Scan>> {
+        let config = self.checkpoint.config();
+        let heads = (config.linear_heads, config.linear_head_dim);
+        self.settings.scans.iter().map(|&rows| scan::measure(backend, heads, rows)).collect()
     }
 
     /// Loads the model and runs all rounds.
-    fn measure<B: Backend>(&self, model: &ModelSettings, backend: B, limits: Limits) -> Result<Run> {
+    fn measure<B: Backend>(
+        &self,
+        model: &ModelSettings,
+        backend: B,
+        (limits, scans): (Limits, Vec<Scan>),
+    ) -> Result<Run>
+    where
+        Glm<B>: Subject,
+    {
         let settings = self.settings;
         let began = Instant::now();
         let sizes = (self.plan.request.context, self.rows);
@@ -134,13 +157,29 @@ impl Bench<'_> {
                 keep_better(best, feeder.block(rows, settings.decode)?)?;
             }
         }
+        let marked = if settings.profile { self.marks(&mut feeder)? } else { Vec::new() };
         Ok(Run {
             limits,
+            scans,
             load_seconds,
+            marked,
             prefills: prefills.into_iter().flatten().collect(),
             decodes: decodes.into_iter().flatten().collect(),
             blocks: blocks.into_iter().flatten().collect(),
         })
+    }
+}
+
+impl Bench<'_> {
+    /// One step of each figure between a profiler's marks.
+    fn marks<M: Subject>(&self, feeder: &mut Feeder<M>) -> Result<Vec<Marked>> {
+        let Self { settings, .. } = self;
+        let decodes: Vec<_> =
+            settings.batches.iter().map(|&n| feeder.mark_decode(n)).collect::<Result<_>>()?;
+        let blocks: Vec<_> = settings.blocks.iter().map(|&n| feeder.mark_block(n)).collect::<Result<_>>()?;
+        let prefills: Vec<_> =
+            settings.prompts.iter().map(|&n| feeder.mark_prefill(n)).collect::<Result<_>>()?;
+        Ok([decodes, blocks, prefills].concat())
     }
 }
 

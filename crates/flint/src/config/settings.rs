@@ -45,6 +45,10 @@ pub(crate) struct ModelSettings {
     pub(crate) parallel: usize,
     /// Drafts of one span.
     pub(crate) drafts: usize,
+    /// Rows of one forward, where they are not the device's own.
+    pub(crate) rows: Option<usize>,
+    /// Whether a device may run steps as graphs.
+    pub(crate) graphs: bool,
     /// Load even if it does not fit.
     pub(crate) force: bool,
 }
@@ -90,6 +94,8 @@ impl ModelSettings {
             context,
             parallel,
             drafts: 0,
+            rows: None,
+            graphs: true,
             force,
         })
     }
@@ -108,6 +114,8 @@ impl ModelSettings {
             context: Some(context),
             parallel,
             drafts: flags.block.iter().max().map_or(0, |rows| rows - 1),
+            rows: flags.rows,
+            graphs: !flags.profile,
             force: flags.force,
         }
     }
@@ -256,6 +264,10 @@ pub(crate) struct BenchSettings {
     pub(crate) threads: Vec<usize>,
     /// Rounds.
     pub(crate) repeat: usize,
+    /// Rows of scans alone.
+    pub(crate) scans: Vec<usize>,
+    /// Whether one step of each figure is marked for a profiler.
+    pub(crate) profile: bool,
 }
 
 impl BenchSettings {
@@ -266,6 +278,9 @@ impl BenchSettings {
             values.dedup();
             values.into_iter().map(|value| bounded(option, value, range)).collect::<Result<Vec<_>>>()
         };
+        if let Some(rows) = flags.rows {
+            bounded("--rows", rows, &(1..=1 << 16))?;
+        }
         Ok(Self {
             prompts: list("--prompt", &flags.prompt, &[512], &(1..=1 << 20))?,
             decode: bounded("--decode", flags.decode.unwrap_or(64), &(1..=1 << 20))?,
@@ -274,6 +289,8 @@ impl BenchSettings {
             behind: bounded("--behind", flags.behind.unwrap_or(32), &(1..=1 << 20))?,
             threads: list("--threads", &flags.threads, &[1, machine::cores()], &THREADS)?,
             repeat: bounded("--repeat", flags.repeat.unwrap_or(3), &(1..=100))?,
+            scans: list("--scan", &flags.scan, &[], &(1..=1 << 20))?,
+            profile: flags.profile,
         })
     }
 }

@@ -5,7 +5,7 @@ use flint_backend::ops::NAMES;
 use flint_backend::wrap::{Hooked, OpOf};
 use flint_backend::{Backend as _, Result};
 use flint_contracts::contracts::{self, REFERENCE};
-use flint_contracts::feeding::{Dice, append, feed};
+use flint_contracts::feeding::{Bits, Dice, append, feed};
 use flint_contracts::goldens::Goldens;
 use flint_contracts::{TINY, Tiny, arithmetics, cpu, load, nano};
 use flint_cpu::Arithmetic;
@@ -26,6 +26,15 @@ const NANO_DISTANCE: f64 = 0.5;
 /// Largest relative distance of a point inside the network from the CPU's bf16 arithmetic while all choices agree.
 const INSIDE_DISTANCE: f64 = 0.05;
 
+/// Checks of operations that run as one launch, at the release's widths.
+const JOINS: [(&str, fn(usize) -> String); 5] = [
+    ("kda", crate::joined::kda),
+    ("dsa", crate::joined::dsa),
+    ("router", crate::joined::router),
+    ("activations", crate::joined::activations),
+    ("sites", crate::joined::sites),
+];
+
 /// Every check, in the order in which they help to find a fault.
 pub(crate) fn all(device: usize) -> Vec<Check> {
     let mut checks = Vec::new();
@@ -38,21 +47,13 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
         let run = move || complaint(&law::check(|| stepped(device), op));
         add(format!("law-in-steps/{op}"), Box::new(run));
     }
-    type Join = fn(usize) -> String;
-    let joins: [(&str, Join); 5] = [
-        ("kda", crate::joined::kda),
-        ("dsa", crate::joined::dsa),
-        ("router", crate::joined::router),
-        ("activations", crate::joined::activations),
-        ("sites", crate::joined::sites),
-    ];
-    for (what, check) in joins {
+    for (what, check) in JOINS {
         add(format!("joined/{what}"), Box::new(move || check(device)));
     }
     for tiny in TINY {
         add(format!("inside/{tiny:?}"), Box::new(move || inside(tiny, device)));
         add(format!("graphs/{tiny:?}"), Box::new(move || graphs(tiny, device)));
-        add(format!("joined/{tiny:?}"), Box::new(move || joined(tiny, device)));
+        add(format!("joined/{tiny:?}"), Box::new(move || joined(tiny, device, contracts::pieces)));
         add(format!("early/{tiny:?}"), Box::new(move || early(tiny, device)));
         add(format!("chunked/{tiny:?}"), contract(tiny, device, contracts::chunked));
         add(format!("best/{tiny:?}"), contract(tiny, device, contracts::best_alone));
@@ -83,6 +84,24 @@ pub(crate) fn all(device: usize) -> Vec<Check> {
     add("golden/panel".into(), Box::new(move || panel(device)));
     add("device/memory".into(), Box::new(move || memory(device)));
     add("device/soak".into(), Box::new(move || soak(device)));
+    checks
+}
+
+/// The checks for tools under which a launch takes long: the laws in few launches, and the joined operations.
+pub(crate) fn few(device: usize) -> Vec<Check> {
+    let mut checks = Vec::new();
+    let mut add = |name: String, run: Box<dyn FnOnce() -> String>| checks.push(Check { name, run });
+    for op in NAMES {
+        let run = move || complaint(&law::check_few(|| cuda(device, true), op));
+        add(format!("law/{op}"), Box::new(run));
+    }
+    for (what, check) in JOINS {
+        add(format!("joined/{what}"), Box::new(move || check(device)));
+    }
+    for tiny in TINY {
+        let run = move || joined(tiny, device, contracts::few_pieces);
+        add(format!("joined/{tiny:?}"), Box::new(run));
+    }
     checks
 }
 
@@ -160,11 +179,11 @@ fn inside(tiny: Tiny, device: usize) -> String {
 }
 
 /// Joined operations change no bit: decoded tokens, blocks with drafts, several sequences in a batch, prefills.
-fn joined(tiny: Tiny, device: usize) -> String {
+fn joined(tiny: Tiny, device: usize, pieces: fn(&mut dyn LanguageModel) -> Vec<Bits>) -> String {
     let apart = Cuda::new(Options { joins: false, ..Options::device(device) }).unwrap();
-    let expected = contracts::pieces(&mut load(tiny, apart));
+    let expected = pieces(&mut load(tiny, apart));
     let mut joining = model(tiny, device, true);
-    let found = contracts::pieces(&mut joining);
+    let found = pieces(&mut joining);
     contracts::same_pieces(&format!("{tiny:?} with joined operations"), &found, &expected);
     String::new()
 }

@@ -1,8 +1,10 @@
-//! Every law and contract on a CUDA device: `gpu [PART OF A NAME ...] [--device N] [--list] [--here] [--patience S]`.
+//! Every law and contract on a CUDA device:
+//! `gpu [PART OF A NAME ...] [--exactly] [--few] [--device N] [--list] [--here] [--patience S]`.
 //!
 //! Prints one line a check and a summary; the status is 0 when all hold. Checks run in a child process, in order: a
 //! kernel that faults takes its context with it, so the next check starts in a new process, and a check that says
-//! nothing for long is ended. `--here` runs them in this process, for a debugger or a sanitizer. Without a device it says
+//! nothing for long is ended. `--here` runs them in this process, for a debugger or a sanitizer, and `--few` in
+//! few launches, since those take long under such tools; `--exactly` takes whole names. Without a device it says
 //! why in a line and ends with status 0. Reads the tiny checkpoints and goldens from the repository's folder.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a command for developers
@@ -29,12 +31,15 @@ const LOST: u8 = 3;
 const MOST_SAID: usize = 4000;
 
 /// What the command line says.
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 #[derive(Clone, Debug)]
 struct Arguments {
     filters: Vec<String>,
     device: usize,
     list: bool,
     here: bool,
+    few: bool,
+    exactly: bool,
     patience_seconds: u64,
     /// Number of the first check, for a child.
     from: usize,
@@ -48,10 +53,13 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let chosen: Vec<checks::Check> = checks::all(arguments.device)
+    let all = if arguments.few { checks::few(arguments.device) } else { checks::all(arguments.device) };
+    let wanted =
+        |name: &str, filter: &String| if arguments.exactly { name == filter } else { name.contains(filter) };
+    let chosen: Vec<checks::Check> = all
         .into_iter()
         .filter(|check| {
-            arguments.filters.is_empty() || arguments.filters.iter().any(|filter| check.name.contains(filter))
+            arguments.filters.is_empty() || arguments.filters.iter().any(|filter| wanted(&check.name, filter))
         })
         .collect();
     if arguments.list {
@@ -136,6 +144,8 @@ fn arguments() -> Result<Arguments, String> {
         device: 0,
         list: false,
         here: false,
+        few: false,
+        exactly: false,
         patience_seconds: 180,
         from: 0,
     };
@@ -151,6 +161,8 @@ fn arguments() -> Result<Arguments, String> {
             "--from" => found.from = number()? as usize,
             "--list" => found.list = true,
             "--here" => found.here = true,
+            "--few" => found.few = true,
+            "--exactly" => found.exactly = true,
             flag if flag.starts_with('-') => return Err(format!("{flag} is no option")),
             _ => found.filters.push(argument),
         }

@@ -40,8 +40,10 @@ struct Outcome {
 fn child(names: &[String], arguments: &Arguments, from: usize) -> Outcome {
     let mut outcome = Outcome { held: 0, broken: Vec::new(), reached: from };
     let program = std::env::current_exe().unwrap();
+    let also = [(arguments.few, "--few"), (arguments.exactly, "--exactly")];
     let mut child = Command::new(program)
         .args(&arguments.filters)
+        .args(also.iter().filter(|(on, _)| *on).map(|(_, name)| name))
         .args(["--here", "--device", &arguments.device.to_string(), "--from", &from.to_string()])
         .stdout(Stdio::piped())
         .spawn()

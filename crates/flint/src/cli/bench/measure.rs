@@ -2,13 +2,19 @@
 
 use std::time::Instant;
 
-use flint_model::{Batch, LanguageModel, Logits, SequenceId, Span, Want};
+use flint_model::{Batch, Logits, SequenceId, Span, Want};
 
+use super::subject::{Picks, Subject};
 use crate::error::{Error, Result};
 
+/// Tokens of a prompt whose time is kept apart: a long prompt's end costs more than its start.
+pub(super) const WINDOW: usize = 8192;
+/// Steps behind the measured ones in which picked experts are counted.
+pub(super) const COUNTED: usize = 8;
+
 /// A model and what is fed to it.
-pub(super) struct Feeder {
-    model: Box<dyn LanguageModel>,
+pub(super) struct Feeder<M> {
+    model: M,
     /// Rows of one forward.
     rows: usize,
     /// Tokens of a sequence before it decodes: enough that its rows take different experts, few enough that a batch is
@@ -21,6 +27,8 @@ pub(super) struct Feeder {
 pub(super) struct Prefill {
     pub(super) tokens: usize,
     pub(super) seconds: f64,
+    /// Seconds of each [`WINDOW`] of it.
+    pub(super) windows: Vec<f64>,
     /// Names the tokens that were fed.
     pub(super) prompt_hash: String,
 }
@@ -39,6 +47,10 @@ pub(super) struct Decode {
     /// Tokens of each sequence.
     pub(super) steps: usize,
     pub(super) seconds: f64,
+    /// Different experts that a step's rows picked in a layer, on average over the steps that follow the measured ones.
+    pub(super) experts: Option<f64>,
+    /// Kernels of a step, where the device counts them.
+    pub(super) kernels: Option<f64>,
     /// Names the tokens that were drawn: equal in every round and at every number of threads.
     pub(super) reply_hash: String,
 }
@@ -61,76 +73,166 @@ impl Decode {
     }
 }
 
-impl Feeder {
+/// A step between a profiler's marks.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Marked {
+    pub(super) kind: &'static str,
+    /// Rows of the step.
+    pub(super) rows: usize,
+    /// Kernels that ran between the marks.
+    pub(super) kernels: u64,
+}
+
+impl<M: Subject> Feeder<M> {
     /// Feeds `model` at most `rows` rows a forward, and decodes behind `behind` tokens.
-    pub(super) fn new(model: Box<dyn LanguageModel>, rows: usize, behind: usize) -> Self {
+    pub(super) fn new(model: M, rows: usize, behind: usize) -> Self {
         Self { model, rows, behind }
     }
 
     /// Reads a prompt of `tokens` tokens; only the last row's logits are wanted.
     pub(super) fn prefill(&mut self, tokens: usize) -> Result<Prefill> {
-        let prompt = prompt(0, tokens, self.model.limits().vocabulary);
+        let prompt = self.prompt(0, tokens);
         let sequence = self.model.open()?;
+        let mut windows = Vec::with_capacity(tokens.div_ceil(WINDOW));
         let began = Instant::now();
-        self.read(sequence, &prompt)?;
+        for window in prompt.chunks(WINDOW) {
+            let began = Instant::now();
+            self.read(sequence, window)?;
+            windows.push(began.elapsed().as_secs_f64());
+        }
         let seconds = began.elapsed().as_secs_f64();
         self.model.close(sequence)?;
-        Ok(Prefill { tokens, seconds, prompt_hash: hash(&prompt) })
+        Ok(Prefill { tokens, seconds, windows, prompt_hash: hash(&prompt) })
     }
 
     /// Decodes `steps` tokens of `batch` sequences, one row each in every forward; each row is the token that the last
     /// one made most likely.
     pub(super) fn decode(&mut self, batch: usize, steps: usize) -> Result<Decode> {
-        let vocabulary = self.model.limits().vocabulary;
-        let (mut sequences, mut next) = (Vec::new(), Vec::new());
-        for index in 0..batch {
-            let sequence = self.model.open()?;
-            let logits = self.read(sequence, &prompt(1 + index as u64, self.behind, vocabulary))?;
-            sequences.push(sequence);
-            next.push(best(&logits, 0));
-        }
+        let (sequences, mut next) = self.decoding(batch)?;
         let mut drawn = Vec::with_capacity(batch * steps);
-        let began = Instant::now();
+        let (kernels, began) = (self.model.kernels(), Instant::now());
         for _ in 0..steps {
-            let span = |(&sequence, &token): (&SequenceId, &u32)| Span {
-                sequence,
-                sure: vec![token],
-                drafts: Vec::new(),
-                want: Want::Next,
-            };
-            let drawn_now =
-                self.model.forward_best(&Batch { spans: sequences.iter().zip(&next).map(span).collect() })?;
-            for ((next, &sequence), best) in next.iter_mut().zip(&sequences).zip(drawn_now) {
-                self.model.commit(sequence, 0)?;
-                *next = best.token;
-            }
+            next = self.draw(&sequences, &next)?;
             drawn.extend(&next);
         }
         let seconds = began.elapsed().as_secs_f64();
-        for sequence in sequences {
-            self.model.close(sequence)?;
+        let kernels = self.kernels_since(kernels, steps);
+        let mut picks = Picks::default();
+        for _ in 0..COUNTED {
+            let logits = self.model.forward_probed(&rows_of(&sequences, &next), &mut picks)?;
+            self.commit(&sequences)?;
+            next = (0..batch).map(|row| best(&logits, row)).collect();
         }
-        Ok(Decode { batch, steps, seconds, reply_hash: hash(&drawn) })
+        self.close(sequences)?;
+        let experts = picks.distinct();
+        Ok(Decode { batch, steps, seconds, experts, kernels, reply_hash: hash(&drawn) })
     }
 
     /// Verifies `steps` blocks of `rows` rows of one sequence: a sure token and drafts, of which none is accepted.
     pub(super) fn block(&mut self, rows: usize, steps: usize) -> Result<Decode> {
-        let vocabulary = self.model.limits().vocabulary;
         let sequence = self.model.open()?;
-        self.read(sequence, &prompt(1, self.behind, vocabulary))?;
-        let proposed = prompt(2, rows * steps, vocabulary);
-        let mut drawn = Vec::with_capacity(rows * steps);
-        let began = Instant::now();
-        for tokens in proposed.chunks(rows) {
-            let (sure, drafts) = tokens.split_at(1);
-            let span = Span { sequence, sure: sure.to_vec(), drafts: drafts.to_vec(), want: Want::Next };
-            let best = self.model.forward_best(&Batch { spans: vec![span] })?;
+        let prompt = self.prompt(1, self.behind);
+        self.read(sequence, &prompt)?;
+        let proposed = self.prompt(2, rows * (steps + COUNTED));
+        let (timed, counted) = proposed.split_at(rows * steps);
+        let mut drawn = Vec::with_capacity(timed.len());
+        let (kernels, began) = (self.model.kernels(), Instant::now());
+        for tokens in timed.chunks(rows) {
+            let best = self.model.forward_best(&block_of(sequence, tokens))?;
             self.model.commit(sequence, 0)?;
             drawn.extend(best.iter().map(|best| best.token));
         }
         let seconds = began.elapsed().as_secs_f64();
+        let kernels = self.kernels_since(kernels, steps);
+        let mut picks = Picks::default();
+        for tokens in counted.chunks(rows) {
+            self.model.forward_probed(&block_of(sequence, tokens), &mut picks)?;
+            self.model.commit(sequence, 0)?;
+        }
         self.model.close(sequence)?;
-        Ok(Decode { batch: rows, steps, seconds, reply_hash: hash(&drawn) })
+        let experts = picks.distinct();
+        Ok(Decode { batch: rows, steps, seconds, experts, kernels, reply_hash: hash(&drawn) })
+    }
+
+    /// The last forward of a prompt between a profiler's marks.
+    pub(super) fn mark_prefill(&mut self, tokens: usize) -> Result<Marked> {
+        let prompt = self.prompt(0, tokens);
+        let (before, last) = prompt.split_at((tokens - 1) / self.rows * self.rows);
+        let sequence = self.model.open()?;
+        if !before.is_empty() {
+            self.read(sequence, before)?;
+        }
+        let kernels = self.marked(|feeder| feeder.read(sequence, last).map(|_| ()))?;
+        self.model.close(sequence)?;
+        Ok(Marked { kind: "prefill", rows: last.len(), kernels })
+    }
+
+    /// A decoding step of `batch` sequences between a profiler's marks.
+    pub(super) fn mark_decode(&mut self, batch: usize) -> Result<Marked> {
+        let (sequences, next) = self.decoding(batch)?;
+        let next = self.draw(&sequences, &next)?;
+        let kernels = self.marked(|feeder| feeder.draw(&sequences, &next).map(|_| ()))?;
+        self.close(sequences)?;
+        Ok(Marked { kind: "decode", rows: batch, kernels })
+    }
+
+    /// A block of `rows` rows of one sequence between a profiler's marks.
+    pub(super) fn mark_block(&mut self, rows: usize) -> Result<Marked> {
+        let sequence = self.model.open()?;
+        let prompt = self.prompt(1, self.behind);
+        self.read(sequence, &prompt)?;
+        let proposed = self.prompt(2, rows);
+        let batch = block_of(sequence, &proposed);
+        let kernels = self.marked(|feeder| Ok(feeder.model.forward_best(&batch).map(|_| ())?))?;
+        self.model.commit(sequence, 0)?;
+        self.model.close(sequence)?;
+        Ok(Marked { kind: "block", rows, kernels })
+    }
+
+    /// Runs `work` between marks; the kernels that it took.
+    fn marked(&mut self, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<u64> {
+        let before = self.model.kernels().unwrap_or_default();
+        self.model.mark(true);
+        let worked = work(self);
+        self.model.mark(false);
+        worked?;
+        Ok(self.model.kernels().unwrap_or_default() - before)
+    }
+
+    /// Sequences that have read their prompts, each with its next token.
+    fn decoding(&mut self, batch: usize) -> Result<(Vec<SequenceId>, Vec<u32>)> {
+        let (mut sequences, mut next) = (Vec::new(), Vec::new());
+        for index in 0..batch {
+            let sequence = self.model.open()?;
+            let prompt = self.prompt(1 + index as u64, self.behind);
+            let logits = self.read(sequence, &prompt)?;
+            sequences.push(sequence);
+            next.push(best(&logits, 0));
+        }
+        Ok((sequences, next))
+    }
+
+    /// Feeds each sequence a token and returns the likeliest next ones.
+    fn draw(&mut self, sequences: &[SequenceId], tokens: &[u32]) -> Result<Vec<u32>> {
+        let drawn = self.model.forward_best(&rows_of(sequences, tokens))?;
+        self.commit(sequences)?;
+        Ok(drawn.iter().map(|best| best.token).collect())
+    }
+
+    fn commit(&mut self, sequences: &[SequenceId]) -> Result<()> {
+        sequences.iter().try_for_each(|&sequence| Ok(self.model.commit(sequence, 0)?))
+    }
+
+    fn close(&mut self, sequences: Vec<SequenceId>) -> Result<()> {
+        sequences.into_iter().try_for_each(|sequence| Ok(self.model.close(sequence)?))
+    }
+
+    fn prompt(&self, seed: u64, tokens: usize) -> Vec<u32> {
+        prompt(seed, tokens, self.model.limits().vocabulary)
+    }
+
+    fn kernels_since(&self, before: Option<u64>, steps: usize) -> Option<f64> {
+        Some((self.model.kernels()? - before?) as f64 / steps as f64)
     }
 
     fn read(&mut self, sequence: SequenceId, prompt: &[u32]) -> Result<Logits> {
@@ -149,6 +251,24 @@ impl Feeder {
         }
         Ok(last)
     }
+}
+
+/// One row for each sequence.
+fn rows_of(sequences: &[SequenceId], tokens: &[u32]) -> Batch {
+    let span = |(&sequence, &token): (&SequenceId, &u32)| Span {
+        sequence,
+        sure: vec![token],
+        drafts: Vec::new(),
+        want: Want::Next,
+    };
+    Batch { spans: sequences.iter().zip(tokens).map(span).collect() }
+}
+
+/// A sure token of one sequence and drafts behind it.
+fn block_of(sequence: SequenceId, tokens: &[u32]) -> Batch {
+    let (sure, drafts) = tokens.split_at(1);
+    let span = Span { sequence, sure: sure.to_vec(), drafts: drafts.to_vec(), want: Want::Next };
+    Batch { spans: vec![span] }
 }
 
 /// Tokens from all over the vocabulary, the same in every run.
@@ -187,9 +307,9 @@ mod tests {
     use flint_engine::testing::ToyLm;
     use flint_model::Limits;
 
-    fn feeder(rows: usize) -> Feeder {
+    fn feeder(rows: usize) -> Feeder<ToyLm> {
         let limits = Limits { vocabulary: 50, context: 200, rows: 64, drafts: 7, sequences: 8 };
-        Feeder::new(Box::new(ToyLm::new(limits, 1)), rows, 32)
+        Feeder::new(ToyLm::new(limits, 1), rows, 32)
     }
 
     #[test]
@@ -205,6 +325,7 @@ mod tests {
         let long = feeder(64).prefill(150).unwrap();
         assert_eq!((long.tokens, long.prompt_hash), (150, hash(&prompt(0, 150, 50))));
         assert_ne!(hash(&prompt(0, 150, 50)), hash(&prompt(1, 150, 50)));
+        assert_eq!(long.windows.len(), 1);
     }
 
     #[test]
@@ -216,7 +337,14 @@ mod tests {
 
     #[test]
     fn rounds_that_draw_different_tokens_are_an_error() {
-        let round = |seconds, hash: &str| Decode { batch: 1, steps: 1, seconds, reply_hash: hash.into() };
+        let round = |seconds, hash: &str| Decode {
+            batch: 1,
+            steps: 1,
+            seconds,
+            experts: None,
+            kernels: None,
+            reply_hash: hash.into(),
+        };
         assert!(round(1.0, "a").better(round(2.0, "b")).is_err());
         assert!((round(1.0, "a").better(round(0.5, "a")).unwrap().seconds - 0.5).abs() < 1e-9);
     }

@@ -50,7 +50,6 @@ def main():
         "scan": dict(given, **ready),
         "scan, bounded gates": dict(given, **ready, safe_gate=True),
         "with norms and gates": dict(given, **whole, safe_gate=True),
-        "with norms": dict(given, **dict(ready, q=q, k=k), use_qk_l2norm_in_kernel=True, safe_gate=True),
     }
     found = {}
     with torch.inference_mode():

@@ -393,9 +393,9 @@ def peers(bench):
     bench.start_fla()
     bench.own()
     waiting = None if asked.no_transformers else bench.start_transformers()
-    bench.fla()
     if asked.llama and hasattr(bench, "build"):
         bench.llama()
+    bench.fla()
     if waiting:
         bench.transformers(*waiting)
 

@@ -140,7 +140,7 @@ def deep_rows(report, short):
 def scan_rows(report, fla):
     rows, times = [], (fla or {}).get("ms", {})
     for scan in report.report["scans"]:
-        whole = times.get("with norms and gates") or times.get("with norms")
+        whole = times.get("with norms and gates")
         bare = min((times[name] for name in ("scan", "scan, bounded gates") if times.get(name)), default=None)
         what = f"scan of {scan['rows']} rows, {scan['heads']} heads of {scan['head_dim']}"
         floor = scan["bytes"] / report.bandwidth * 1e3

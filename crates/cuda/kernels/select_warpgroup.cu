@@ -25,6 +25,8 @@ typedef uint4 Term[2][HEADS][8];
 // At a multiple of 1024 bytes.
 struct Room {
     Term terms[2][TERMS];
+    // Of each row: its part, NO_PART where this block has nothing to score for it, and the pools that it sees.
+    u32 parts[ROWS], visible[ROWS];
 };
 
 // A thread's queries of a row: sixteen dimensions of a head, a step.
@@ -67,15 +69,25 @@ DEVICE void load_keys(uint4 (&keys)[2][BLOCKS], const u16* const* pages, u32 fir
     }
 }
 
-// The part of the row's pools, or false where this block has nothing to score for it.
-DEVICE bool scores_row(u32& part, u32& visible, u64 row, u32 rows_end, u32 first, u32 kept, u32 kpool, const DsaPart* parts,
-                       const u32* row_parts) {
-    if (row >= rows_end) return false;
-    part = row_parts[row];
-    if (part == NO_PART) return false;
-    visible = visible_pools(parts[part], row - parts[part].first_row, kpool);
-    // All visible pools are picked when they are few.
-    return visible > kept && first < visible;
+// Looks at the block's rows, so that none of them waits for the tables.
+DEVICE void find_rows(Room& room, u64 first_row, u32 count, u32 first_pool, u32 kept, u32 kpool, const DsaPart* parts,
+                      const u32* row_parts) {
+    if (threadIdx.x < ROWS) {
+        u32 part = threadIdx.x < count ? row_parts[first_row + threadIdx.x] : NO_PART, visible = 0;
+        if (part != NO_PART) {
+            visible = visible_pools(parts[part], first_row + threadIdx.x - parts[part].first_row, kpool);
+            // All visible pools are picked when they are few.
+            if (visible <= kept || first_pool >= visible) part = NO_PART;
+        }
+        room.parts[threadIdx.x] = part, room.visible[threadIdx.x] = visible;
+    }
+    __syncthreads();
+}
+
+// The next row from `row` that has something to score.
+DEVICE u32 next_row(const Room& room, u32 row, u32 count) {
+    while (row < count && room.parts[row] == NO_PART) ++row;
+    return row;
 }
 
 // As score_pools of select.cu, for rows `first_row..first_row + rows`. Grid: blocks of pools × groups of rows. Dynamic shared
@@ -87,23 +99,22 @@ score_pools_warpgroup(u32* scores, u32 stride, const float* q, u32 q_stride, con
     extern __shared__ uint4 score_room[];
     Room& room = *(Room*)score_room;
     u32 first = blockIdx.x * POOLS, pool = first + warp_index() * 16 + lane_index() / 4;
-    u64 begin = (u64)first_row + blockIdx.y * ROWS, end = min(begin + ROWS, (u64)first_row + rows);
+    u64 begin = (u64)first_row + blockIdx.y * ROWS;
+    u32 count = min(ROWS, rows - blockIdx.y * ROWS);
+    find_rows(room, begin, count, first, kept, kpool, parts, row_parts);
+    u32 row = next_row(room, 0, count), held = NO_PART, buffer = 0;
+    if (row >= count) return;
+    q += begin * q_stride, weights += begin * weights_stride, scores += (begin - first_row) * stride;
     float head_scale = __fdiv_rn(1.0f, __fsqrt_rn((float)HEADS)), dot_scale = __fdiv_rn(1.0f, __fsqrt_rn((float)DIM));
     uint4 keys[2][BLOCKS];
     Queries next;
-    u32 part = NO_PART, visible = 0, held = NO_PART, buffer = 0;
-    u64 row = begin;
-    while (row < end && !scores_row(part, visible, row, end, first, kept, kpool, parts, row_parts)) ++row;
-    if (row >= end) return;
-    next.load(q + row * q_stride);
+    next.load(q + (u64)row * q_stride);
     next.store(room.terms[0]);
     show_shared();
     __syncthreads();
-    while (row < end) {
-        u32 next_part = NO_PART, next_visible = 0;
-        u64 after = row + 1;
-        while (after < end && !scores_row(next_part, next_visible, after, end, first, kept, kpool, parts, row_parts)) ++after;
-        if (after < end) next.load(q + after * q_stride);
+    while (row < count) {
+        u32 after = next_row(room, row + 1, count), part = room.parts[row];
+        if (after < count) next.load(q + (u64)after * q_stride);
         if (held != part) {
             // All that the part's last row sees; a row's scores end with what it sees itself.
             DsaPart of = parts[part];
@@ -111,12 +122,10 @@ score_pools_warpgroup(u32* scores, u32 stride, const float* q, u32 q_stride, con
                       page_rows / kpool);
             held = part;
         }
-        float factor[4][2];
+        float2 factors[4];
 #pragma unroll
-        for (u32 tile = 0; tile < 4; ++tile) {
-            float2 two = *(const float2*)(weights + row * weights_stride + tile * 8 + lane_index() % 4 * 2);
-            factor[tile][0] = __fmul_rn(two.x, head_scale), factor[tile][1] = __fmul_rn(two.y, head_scale);
-        }
+        for (u32 tile = 0; tile < 4; ++tile)
+            factors[tile] = *(const float2*)(weights + (u64)row * weights_stride + tile * 8 + lane_index() % 4 * 2);
         float dots[4][4], rest[4][4];
         before_products();
 #pragma unroll
@@ -132,29 +141,31 @@ score_pools_warpgroup(u32* scores, u32 stride, const float* q, u32 q_stride, con
             }
         }
         end_products();
-        if (after < end) next.store(room.terms[buffer ^ 1]);
+        if (after < count) next.store(room.terms[buffer ^ 1]);
         show_shared();
         wait_products<0>();
         settle(dots);
         settle(rest);
         float sums[2] = {0.0f, 0.0f};
 #pragma unroll
-        for (u32 tile = 0; tile < 4; ++tile)
+        for (u32 tile = 0; tile < 4; ++tile) {
+            float factor[2] = {__fmul_rn(factors[tile].x, head_scale), __fmul_rn(factors[tile].y, head_scale)};
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
                 float liked = __fmul_rn(__fadd_rn(dots[tile][i], rest[tile][i]), dot_scale);
                 liked = liked < 0.0f ? 0.0f : liked;
-                sums[i / 2] = __fmaf_rn(factor[tile][i % 2], liked, sums[i / 2]);
+                sums[i / 2] = __fmaf_rn(factor[i % 2], liked, sums[i / 2]);
             }
+        }
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
             float sum = sums[half];
             sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, 1));
             sum = __fadd_rn(sum, __shfl_xor_sync(ALL_LANES, sum, 2));
-            if (lane_index() % 4 == 0 && pool + half * 8 < visible)
-                scores[(row - first_row) * stride + pool + half * 8] = ordered(sum);
+            if (lane_index() % 4 == 0 && pool + half * 8 < room.visible[row])
+                scores[(u64)row * stride + pool + half * 8] = ordered(sum);
         }
         __syncthreads();
-        row = after, part = next_part, visible = next_visible, buffer ^= 1;
+        row = after, buffer ^= 1;
     }
 }

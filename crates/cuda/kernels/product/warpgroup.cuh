@@ -389,7 +389,8 @@ template <class E> DEVICE void consume_tile(const Product &product, const Job &j
         show_shared();                                                                                                 \
         __syncthreads();                                                                                               \
         Product product;                                                                                               \
-        product.rounded = rounded, product.virtual_rows = virtual_rows, product.out = out, product.out_stride = out_stride; \
+        product.rounded = rounded, product.virtual_rows = virtual_rows;                                                \
+        product.out = out, product.out_stride = out_stride;                                                            \
         product.units = ceil_div(inputs, 64u), product.pairs = ceil_div(product.units, 2u);                            \
         product.totals = (float4 *)shared, product.stages = shared + totals;                                           \
         Ring ring = {barriers, barriers + MOST_STAGES, stages, stage_bytes, 0u, 0u};                                   \
@@ -397,8 +398,8 @@ template <class E> DEVICE void consume_tile(const Product &product, const Job &j
             fewer_registers<COPY_REGISTERS>();                                                                         \
             Tile tile;                                                                                                 \
             u32 job = 0;                                                                                               \
-            for (u64 item = blockIdx.x; find_tile(groups, parts, part_count, BITS, runs, item, tile);                    \
-                 item += gridDim.x)                                                                                    \
+            u64 item = blockIdx.x;                                                                                     \
+            for (; find_tile(groups, parts, part_count, BITS, runs, item, tile); item += gridDim.x)                    \
                 copy_tile(product, groups, tile, ring, jobs[job++ % JOBS]);                                            \
             tell_end(groups, tile, ring, jobs[job % JOBS]);                                                            \
             return;                                                                                                    \

@@ -23,10 +23,10 @@ const MAX_KEY: usize = 128;
 const CAPABILITY: u32 = 90;
 const WARPGROUP_HEADS: usize = 32;
 const WARPGROUP_KEY: usize = 128;
-const WARPGROUP_LEAST_ROWS: usize = 64;
+const WARPGROUP_LEAST_ROWS: usize = 256;
 const WARPGROUP_POOLS: usize = 128;
 const WARPGROUP_ROWS: usize = 64;
-const WARPGROUP_ROOM: u32 = 2 * 3 * 32 * 128 * 2;
+const WARPGROUP_ROOM: u32 = 2 * 3 * 32 * 128 * 2 + 2 * 64 * 4;
 /// Scores that stand in memory at once: 64 MB.
 const SCORES: usize = 1 << 24;
 

@@ -118,13 +118,21 @@ DEVICE void enter_keys(const Keys& keys, u32 kpool, u32 page_rows, u32 ring_rows
     }
 }
 
-// Grid: a block for each row's low-rank row, for each four latents, then for each part that has keys.
+// The picks of a row that sees no more pools than it may pick: all of them.
+DEVICE void pick_all(u32* picks, u32 kept, u32 row, u32 kpool, const DsaPart* parts, const u32* row_parts) {
+    grid_wait();
+    DsaPart part = parts[row_parts[row]];
+    u32 visible = visible_pools(part, row - part.first_row, kpool);
+    for (u32 i = threadIdx.x; i < kept; i += THREADS) picks[(u64)row * kept + i] = i < visible ? i : 0xFFFFFFFFu;
+}
+
+// Grid: a block for each row's low-rank row, for each four latents, for each part that has keys, then for each row's picks.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 dsa_enter(float* low_rank, u32 low_rank_stride, const float* low_rank_weight, u32 width, float epsilon, float* latent_rows,
           u32 latents_stride, const float* latent_weight, float latent_epsilon, float* key_rows, u32 keys_stride,
           const float* key_weight, const float* key_bias, float key_epsilon, const float* gates, u32 gates_stride,
           const float* ape, u32 rows, u32 kpool, u32 page_rows, u32 ring_rows, const DsaPart* parts, const u32* row_parts,
-          u16* const* latent_pages, u16* const* key_pages) {
+          u16* const* latent_pages, u16* const* key_pages, u32 key_parts, u32* picks, u32 kept) {
     __shared__ float room[32];
     grid_release();
     u64 block = blockIdx.x;
@@ -140,6 +148,7 @@ dsa_enter(float* low_rank, u32 low_rank_stride, const float* low_rank_weight, u3
         return;
     }
     block -= ceil_div(rows, TEAMS);
+    if (block >= key_parts) return pick_all(picks, kept, block - key_parts, kpool, parts, row_parts);
     Keys keys = {key_rows, key_weight, key_bias, gates, ape, keys_stride, gates_stride, key_epsilon};
     enter_keys(keys, kpool, page_rows, ring_rows, parts, block, key_pages);
 }

@@ -1,5 +1,5 @@
 // What stands between two blocks of the network, for few rows, in one launch: the sum over a row's experts, the mix of four
-// streams, the coefficients of the next site, the collapsed row and its norm. Each part may be left out.
+// streams (or their start as copies of a row), the coefficients of the next site, the collapsed row and its norm. Each part may be left out.
 //
 // Sums have the order of hyper.cu and norms.cu: a coefficient's product is cut into chains of 64 columns, eight chains are a
 // slice; chains and slices ascend. A block has the same 64 columns of every stream, so that it mixes what it multiplies; the
@@ -9,8 +9,8 @@
 #include "common/factors.cuh"
 #include "common/maths.cuh"
 #include "common/tensor.cuh"
+#include "hyper/left.cuh"
 
-#define STREAMS 4
 #define OUTPUTS (2 * STREAMS + STREAMS * STREAMS)
 // One more output: the sum of squares.
 #define SUMS (OUTPUTS + 1)
@@ -22,23 +22,12 @@
 // Threads that collapse a row, and a warp for its coefficients.
 #define MAX_THREADS (512 + 32)
 // Rows that a block takes together.
-#define MAX_GROUP 4
+#define MAX_GROUP 8
 // Bytes of a chain's numbers in shared memory: the widest kind, and what keeps chains in different banks.
 #define ROOM (CHAIN * 4 + 16)
 
 #define NUMBERS_BF16 0
 #define NUMBERS_F16 1
-
-// A site before the mix: what a block of the network left. No `y`: streams are as they should be.
-struct Left {
-    float* y;
-    const float* mix;
-    const float* pairs;
-    const float* weights;
-    const float* shared;
-    u64 y_stride, mix_stride, pairs_stride, weights_stride, shared_stride;
-    u32 picks;
-};
 
 // The site that is entered.
 struct Site {
@@ -70,27 +59,6 @@ DEVICE float4 four_of(const u8* chain, u32 numbers, u32 i) {
                        f16_to_f32((u16)(pairs.y >> 16)));
 }
 
-// One column of what a block of the network left: y, or the sum over the row's experts.
-DEVICE float left_column(const Left& left, u64 row, u32 column) {
-    if (left.picks == 0) return left.y[row * left.y_stride + column];
-    const float* weights = left.weights + row * left.weights_stride;
-    const float* pairs = left.pairs + row * left.picks * left.pairs_stride + column;
-    float shared = left.shared[row * left.shared_stride + column], total = 0.0f;
-    for (u32 first = 0; first < left.picks; first += 8) {
-        float weight[8], pair[8];
-#pragma unroll
-        for (u32 j = 0; j < 8; ++j) {
-            bool there = first + j < left.picks;
-            weight[j] = there ? weights[first + j] : 0.0f;
-            pair[j] = there ? pairs[(first + j) * left.pairs_stride] : 0.0f;
-        }
-#pragma unroll
-        for (u32 j = 0; j < 8; ++j)
-            if (first + j < left.picks) total = __fmaf_rn(weight[j], pair[j], total);
-    }
-    return __fadd_rn(total, shared);
-}
-
 // This block's columns of some rows' streams, mixed first when a site is left.
 DEVICE void take_columns(float (*rooms)[STREAMS][CHAIN + 4], float* all_streams, u64 streams_stride, const Left& left, u32 hidden,
                          u64 first_row, u32 rows) {
@@ -98,28 +66,10 @@ DEVICE void take_columns(float (*rooms)[STREAMS][CHAIN + 4], float* all_streams,
         u64 row = first_row + at / CHAIN;
         u32 i = at % CHAIN, column = blockIdx.x * CHAIN + i;
         float(*x)[CHAIN + 4] = rooms[at / CHAIN];
-        float* streams = all_streams + row * streams_stride;
-        float before[STREAMS];
+        float values[STREAMS];
+        leave_column(values, all_streams + row * streams_stride, left, row, column, hidden);
 #pragma unroll
-        for (u32 j = 0; j < STREAMS; ++j) before[j] = streams[j * hidden + column];
-        if (!left.y) {
-#pragma unroll
-            for (u32 j = 0; j < STREAMS; ++j) x[j][i] = before[j];
-            continue;
-        }
-        float y = left_column(left, row, column);
-        float mix[STREAMS + STREAMS * STREAMS];
-#pragma unroll
-        for (u32 j = 0; j < STREAMS + STREAMS * STREAMS; ++j) mix[j] = left.mix[row * left.mix_stride + j];
-        if (left.picks > 0) left.y[row * left.y_stride + column] = y;
-#pragma unroll
-        for (u32 j = 0; j < STREAMS; ++j) {
-            float total = __fmul_rn(mix[j], y);
-#pragma unroll
-            for (u32 k = 0; k < STREAMS; ++k) total = __fmaf_rn(mix[STREAMS + k * STREAMS + j], before[k], total);
-            x[j][i] = total;
-            streams[j * hidden + column] = total;
-        }
+        for (u32 j = 0; j < STREAMS; ++j) x[j][i] = values[j];
     }
 }
 
@@ -139,16 +89,32 @@ DEVICE float chain_sum(const u8 (*room)[ROOM], const float (*x)[CHAIN + 4], u32 
     return sum;
 }
 
-// Slices' sums of a row from its chains.
-DEVICE void add_chains(float (*slices)[MAX_SLICES + 1], const float* chains, u32 count) {
-    for (u32 i = threadIdx.x; i < SUMS * count; i += blockDim.x) {
-        const float4* from = (const float4*)(chains + (u64)i * SLICE_CHAINS);
-        float4 low = __ldcg(from), high = __ldcg(from + 1);
-        float total = __fadd_rn(__fadd_rn(__fadd_rn(low.x, low.y), low.z), low.w);
-        total = __fadd_rn(__fadd_rn(__fadd_rn(__fadd_rn(total, high.x), high.y), high.z), high.w);
-        slices[i / count][i % count] = total;
+// Slices' sums of a row from its chains: a thread's are asked for before anything else, and added when they are here.
+struct ChainSums {
+    float4 low[2], high[2];
+
+    // Sums that a thread takes: there are no more than two for each.
+    __device__ __forceinline__ void request(const float* chains, u32 count) {
+#pragma unroll
+        for (u32 k = 0; k < 2; ++k) {
+            u32 i = threadIdx.x + k * blockDim.x;
+            const float4* from = (const float4*)(chains + (u64)i * SLICE_CHAINS);
+            bool there = i < SUMS * count;
+            low[k] = there ? __ldcg(from) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            high[k] = there ? __ldcg(from + 1) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
     }
-}
+
+    __device__ __forceinline__ void add(float (*slices)[MAX_SLICES + 1], u32 count) const {
+#pragma unroll
+        for (u32 k = 0; k < 2; ++k) {
+            u32 i = threadIdx.x + k * blockDim.x;
+            float total = __fadd_rn(__fadd_rn(__fadd_rn(low[k].x, low[k].y), low[k].z), low[k].w);
+            total = __fadd_rn(__fadd_rn(__fadd_rn(__fadd_rn(total, high[k].x), high[k].y), high[k].z), high[k].w);
+            if (i < SUMS * count) slices[i / count][i % count] = total;
+        }
+    }
+};
 
 // One column or row of the matrix divided by its sum. The sums are at least epsilon, which is a normal number, so that the
 // reciprocal is: no other case is looked at.
@@ -247,7 +213,13 @@ DEVICE void finish_row(float* out, float* mix, const float* streams, const float
     u32 thread = threadIdx.x - WARP, threads = blockDim.x - WARP, count = STREAMS * hidden / (CHAIN * SLICE_CHAINS);
     bool collapses = threadIdx.x >= WARP;
     float columns[EACH][STREAMS], weight[EACH], base = 0.0f, scale = 0.0f;
-    // All that is read later is asked for now. Other blocks wrote the streams: past L1.
+    // All that is read later is asked for now, what is needed first first. Other blocks wrote the streams: past L1.
+    ChainSums sums;
+    sums.request(chains, count);
+    if (threadIdx.x < OUTPUTS) {
+        base = site.base[threadIdx.x];
+        scale = site.scale[min(threadIdx.x / STREAMS, 2)];
+    }
 #pragma unroll
     for (u32 k = 0; k < EACH; ++k) {
         u32 column = thread + k * threads;
@@ -256,11 +228,7 @@ DEVICE void finish_row(float* out, float* mix, const float* streams, const float
         for (u32 j = 0; j < STREAMS; ++j) columns[k][j] = there ? __ldcg(streams + j * hidden + column) : 0.0f;
         weight[k] = there && norm_weight ? norm_weight[column] : 0.0f;
     }
-    if (threadIdx.x < OUTPUTS) {
-        base = site.base[threadIdx.x];
-        scale = site.scale[min(threadIdx.x / STREAMS, 2)];
-    }
-    add_chains(slices, chains, count);
+    sums.add(slices, count);
     __syncthreads();
     if (!collapses) {
         float sum = 0.0f;
@@ -277,7 +245,7 @@ DEVICE void finish_row(float* out, float* mix, const float* streams, const float
 }
 
 // Counts this block's arrival at the end of its rows. The last blocks, one for each row, wait until all are there; returns the
-// row that this block finishes, or `rows`. At most three blocks of a group wait; the host leaves room for the others.
+// row that this block finishes, or `rows`. At most seven blocks of a group wait; the host leaves room for the others.
 // `arrived` is zero, and again when all have left.
 DEVICE u32 arrive(u32* arrived, u32 rows) {
     __shared__ u32 mine;

@@ -13,6 +13,22 @@ KERNEL rms_norm(float* out, u32 out_stride, const float* x, u32 x_stride, const 
     rms_row(out + row * out_stride, x + row * x_stride, weight, width, epsilon, room, [] { grid_wait(); });
 }
 
+// The norm of rows that are gathered. A row number outside `x` gives NaN: the device cannot refuse it. Grid: a block for each row.
+KERNEL gather_norm(float* out, u32 out_stride, const float* x, u32 x_stride, u32 x_rows, const u32* index, const float* weight,
+                   u32 width, float epsilon) {
+    __shared__ float room[32];
+    grid_release();
+    grid_wait();
+    u64 row = blockIdx.x;
+    u32 from = index[row];
+    out += row * out_stride;
+    if (from < x_rows) {
+        rms_row(out, x + (u64)from * x_stride, weight, width, epsilon, room, [] {});
+    } else {
+        for (u32 i = threadIdx.x; i < width; i += blockDim.x) out[i] = __uint_as_float(0x7FC00000u);
+    }
+}
+
 // Grid: a block for each row.
 KERNEL layer_norm(float* out, u32 out_stride, const float* x, u32 x_stride, const float* weight, const float* bias, u32 width,
                   float epsilon) {

@@ -195,10 +195,6 @@ forward! {
         embed(ops::Embed<CudaBuffer, CudaMatrix>) => product::embed;
         head_linear(ops::HeadLinear<CudaBuffer, CudaMatrix>) => product::head_linear;
         expert_linear(ops::ExpertLinear<CudaBuffer, CudaMatrix>) => product::expert_linear;
-        gather_rows(ops::GatherRows<CudaBuffer>) => op::streams::gather_rows;
-        spread_streams(ops::SpreadStreams<CudaBuffer>) => op::streams::spread_streams;
-        mean_streams(ops::MeanStreams<CudaBuffer>) => op::streams::mean_streams;
-        select_pools(ops::SelectPools<CudaBuffer>) => op::select::select_pools;
         attend(ops::Attend<CudaBuffer>) => op::attend::attend;
         top_logits(ops::TopLogits<CudaBuffer>) => op::top::top_logits;
     }
@@ -211,6 +207,10 @@ forward! {
         kda_prepare(ops::KdaPrepare<CudaBuffer>) => KdaPrepare;
         kda_scan(ops::KdaScan<CudaBuffer>) => KdaScan;
         gated_norm(ops::GatedNorm<CudaBuffer>) => GatedNorm;
+        gather_rows(ops::GatherRows<CudaBuffer>) => GatherRows;
+        mean_streams(ops::MeanStreams<CudaBuffer>) => MeanStreams;
+        spread_streams(ops::SpreadStreams<CudaBuffer>) => SpreadStreams;
+        select_pools(ops::SelectPools<CudaBuffer>) => SelectPools;
         dsa_append(ops::DsaAppend<CudaBuffer>) => DsaAppend;
         route(ops::Route<CudaBuffer>) => Route;
         swiglu(ops::SwiGlu<CudaBuffer>) => SwiGlu;

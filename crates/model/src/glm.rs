@@ -220,6 +220,7 @@ impl<B: Backend> Glm<B> {
         if let Some(bank) = &mut self.bank {
             bank.begin(draft_rows(batch), phase(batch));
         }
+        let wanted = self.head.want(&mut self.backend, &self.scratch, &placed)?;
         let x = Rows::dense(&self.scratch.x, rows, self.config.hidden_size);
         let streams = stream_rows(&self.config, &self.scratch, rows);
         self.backend.embed(&Embed {
@@ -233,7 +234,8 @@ impl<B: Backend> Glm<B> {
             self.run_layer(layer, (&mut kda, &mut dsa), &placed, rows, probe)?;
         }
         let Self { backend, config, weights, scratch, head, .. } = self;
-        head.run(backend, config, (weights, scratch), (&placed, rows), probe)
+        head.run(backend, config, (weights, scratch), (wanted, rows), probe)?;
+        Ok(wanted)
     }
 
     fn run_layer(

@@ -40,14 +40,13 @@ impl<B: Backend> Head<B> {
         })
     }
 
-    /// Queues the logits of the wanted ones of `rows` rows, whose streams have left the last layer. Returns their number.
-    pub(crate) fn run(
+    /// Puts the numbers of the wanted rows on the device, before the layers: no copy stands between the last one and the head.
+    /// Returns how many there are.
+    pub(crate) fn want(
         &mut self,
         backend: &mut B,
-        config: &ModelConfig,
-        (weights, scratch): (&Weights<B>, &Scratch<B>),
-        (placed, rows): (&[(usize, &Span)], usize),
-        probe: &mut dyn Probe,
+        scratch: &Scratch<B>,
+        placed: &[(usize, &Span)],
     ) -> Result<usize> {
         let wanted: Vec<u32> = placed.iter().flat_map(wanted_rows).collect();
         if wanted.is_empty() {
@@ -57,17 +56,31 @@ impl<B: Backend> Head<B> {
             *self = Self::of_rows(backend, self.vocabulary, wanted.len())?;
         }
         backend.write_u32(&scratch.wanted, 0, &wanted)?;
+        Ok(wanted.len())
+    }
+
+    /// Queues the logits of the `wanted` ones of `rows` rows, whose streams have left the last layer.
+    pub(crate) fn run(
+        &mut self,
+        backend: &mut B,
+        config: &ModelConfig,
+        (weights, scratch): (&Weights<B>, &Scratch<B>),
+        (wanted, rows): (usize, usize),
+        probe: &mut dyn Probe,
+    ) -> Result<()> {
+        if wanted == 0 {
+            return Ok(());
+        }
         let mean = Rows::dense(&scratch.y, rows, config.hidden_size);
         let streams = stream_rows(config, scratch, rows);
         backend.mean_streams(&MeanStreams { out: mean.clone(), streams })?;
-        let x = Rows::dense(&scratch.x, wanted.len(), config.hidden_size);
+        let x = Rows::dense(&scratch.x, wanted, config.hidden_size);
         backend.gather_rows(&GatherRows { out: x.clone(), x: mean, index: scratch.wanted.clone() })?;
         let (weight, epsilon) = (weights.norm.clone(), config.rms_norm_eps);
         backend.rms_norm(&RmsNorm { out: x.clone(), x: x.clone(), weight, epsilon })?;
         look(backend, probe, Point::FinalNorm, &x)?;
-        let out = Rows::dense(&self.logits, wanted.len(), self.vocabulary);
-        backend.linear(&Linear { out, x, matrix: weights.head.clone() })?;
-        Ok(wanted.len())
+        let out = Rows::dense(&self.logits, wanted, self.vocabulary);
+        Ok(backend.linear(&Linear { out, x, matrix: weights.head.clone() })?)
     }
 
     /// Waits for the logits of `wanted` rows.

@@ -1,10 +1,11 @@
 //! A DSA layer's norms and its append as one launch: see `join.rs`.
 
 use flint_backend::Result;
-use flint_backend::ops::{DsaAppend, LayerNorm, RmsNorm, Rows};
+use flint_backend::ops::{DsaAppend, DsaSpan, LayerNorm, RmsNorm, Rows, SelectPools};
 
 use super::join::{MOST_ROWS, same};
-use super::{append, norm};
+use super::spans::position_room;
+use super::{append, norm, select};
 use crate::CudaBuffer;
 use crate::kernels::Kernel;
 use crate::queue::{Args, Grid, Queue};
@@ -55,6 +56,15 @@ pub(super) fn appends(
     indexed && same(&latents.out, &op.latents) && rows == op.latents.rows
 }
 
+/// Whether all rows that were appended see no more pools than they may pick, so that the choice hangs on positions alone.
+pub(super) fn picks_all(append: &DsaAppend<CudaBuffer>, op: &SelectPools<CudaBuffer>) -> bool {
+    let place = |span: &DsaSpan<CudaBuffer>| (span.first_row, span.rows, span.position);
+    let same_spans = append.spans.iter().map(place).eq(op.spans.iter().map(place));
+    let shapes = (append.kpool, append.page_rows) == (op.kpool, op.page_rows) && op.kpool > 0;
+    let rows = append.latents.rows == op.q.rows;
+    shapes && same_spans && rows && position_room(&op.spans, op.page_rows) / op.kpool <= op.pools_kept
+}
+
 /// Whether all are columns of the same rows, and share none.
 fn side_by_side(all: &[&Rows<CudaBuffer>]) -> bool {
     let first = all.iter().map(|rows| rows.first).min().unwrap_or(0);
@@ -70,13 +80,14 @@ fn side_by_side(all: &[&Rows<CudaBuffer>]) -> bool {
     alike && apart && (inside || all[0].rows == 1)
 }
 
-/// The norms and the append.
+/// The norms, the append, and picks that hang on positions alone.
 pub(super) fn enter(
     queue: &mut Queue,
     low_rank: &RmsNorm<CudaBuffer>,
     latents: &RmsNorm<CudaBuffer>,
     keys: Option<&LayerNorm<CudaBuffer>>,
     op: &DsaAppend<CudaBuffer>,
+    picks: Option<&SelectPools<CudaBuffer>>,
 ) -> Result<()> {
     let (low, _) = norm::check_rms(low_rank)?;
     let (latent_rows, _) = norm::check_rms(latents)?;
@@ -111,6 +122,13 @@ pub(super) fn enter(
         .table(appended.tables.latents)
         .table(appended.tables.pooled);
     let parts = if keys.is_some() { op.spans.len() } else { 0 };
-    let blocks = low.rows + low.rows.div_ceil(TEAMS) + parts;
+    let (args, picking) = match picks {
+        Some(picks) => {
+            select::check(picks)?;
+            (args.u32(parts).pointer(&picks.picks, 0).u32(picks.pools_kept), low.rows)
+        }
+        None => (args.u32(parts).address(0).u32(0), 0),
+    };
+    let blocks = low.rows + low.rows.div_ceil(TEAMS) + parts + picking;
     queue.launch(&DSA_ENTER, Grid { blocks: [blocks as u32, 1, 1], threads: THREADS, shared: 0 }, args)
 }

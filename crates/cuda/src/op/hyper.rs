@@ -77,7 +77,7 @@ pub(super) fn check_pre(op: &HcPre<CudaBuffer, CudaMatrix>) -> Result<Pre> {
 
 pub(crate) fn hc_pre(queue: &mut Queue, op: &HcPre<CudaBuffer, CudaMatrix>) -> Result<()> {
     if super::step::enters(op) {
-        return super::step::between(queue, None, None, op, None);
+        return super::step::between(queue, &super::step::Before::Nothing, op, None);
     }
     let Pre { collapsed, mix, streams, function, numbers, outputs, streams_count: n } = check_pre(op)?;
     let (width, rows) = (streams.width, streams.rows);

@@ -4,7 +4,8 @@
 use flint_backend::Result;
 use flint_backend::ops::{self, Rows};
 
-use super::{append, conv, enter, feed, hyper, norm, prepare, route, router, scan, step};
+use super::step::Before;
+use super::{append, conv, enter, feed, hyper, norm, prepare, route, router, scan, select, step, streams};
 use crate::queue::Queue;
 use crate::{CudaBuffer, CudaMatrix, product};
 
@@ -27,6 +28,10 @@ pub(crate) enum Joinable {
     Linear(ops::Linear<CudaBuffer, CudaMatrix>),
     Route(ops::Route<CudaBuffer>),
     SwiGlu(ops::SwiGlu<CudaBuffer>),
+    SelectPools(ops::SelectPools<CudaBuffer>),
+    SpreadStreams(ops::SpreadStreams<CudaBuffer>),
+    MeanStreams(ops::MeanStreams<CudaBuffer>),
+    GatherRows(ops::GatherRows<CudaBuffer>),
 }
 
 /// What waits.
@@ -68,7 +73,16 @@ fn follows(held: &[Joinable], op: &Joinable) -> bool {
         ([], J::KdaConv(op)) => step::convolves(op),
         ([], J::RmsNorm(op)) => enter::begins(op),
         ([], J::Linear(op)) => router::multiplies(op) || step::makes_heads(op),
-        ([], J::SwiGlu(_)) => true,
+        ([], J::SwiGlu(_) | J::GatherRows(_)) => true,
+        ([], J::SpreadStreams(op)) => step::spreads(op),
+        ([J::SpreadStreams(last)], J::HcPre(op)) => {
+            step::enters(op) && same(&last.streams, &op.streams) && step::spreads_apart(last, op)
+        }
+        ([J::HcPost(post)], J::MeanStreams(op)) => step::means(None, post, op),
+        ([J::Combine(combine), J::HcPost(post)], J::MeanStreams(op)) => step::means(Some(combine), post, op),
+        ([J::GatherRows(last)], J::RmsNorm(op)) => {
+            same(&last.out, &op.x) && same(&op.x, &op.out) && !step::in_one_row(&last.out, &last.x)
+        }
         ([J::Combine(last)], J::HcPost(op)) => {
             step::mixes(op) && same(&last.out, &op.y) && step::apart(last, op)
         }
@@ -105,6 +119,9 @@ fn follows(held: &[Joinable], op: &Joinable) -> bool {
         ([J::RmsNorm(low), J::RmsNorm(latents), J::LayerNorm(keys)], J::DsaAppend(op)) => {
             enter::appends(low, latents, Some(keys), op)
         }
+        // The product of the queries may come before a choice that reads none of them.
+        ([J::RmsNorm(low), .., J::DsaAppend(_)], J::Linear(op)) => same(&low.out, &op.x),
+        ([.., J::DsaAppend(append), J::Linear(_)], J::SelectPools(op)) => enter::picks_all(append, op),
         ([J::Linear(product)], J::Route(op)) => router::chooses(product, op),
         ([J::SwiGlu(last)], J::SwiGlu(op)) => {
             let reads = [&op.gate, &op.up];
@@ -123,8 +140,8 @@ fn ends(held: &[Joinable]) -> bool {
     use Joinable as J;
     matches!(
         held,
-        [.., J::HcPre(_), J::RmsNorm(_)]
-            | [.., J::GatedNorm(_) | J::DsaAppend(_) | J::Route(_)]
+        [.., J::HcPre(_) | J::GatherRows(_), J::RmsNorm(_)]
+            | [.., J::GatedNorm(_) | J::Route(_) | J::MeanStreams(_) | J::SelectPools(_)]
             | [J::SwiGlu(_), J::SwiGlu(_)]
     )
 }
@@ -133,17 +150,13 @@ fn ends(held: &[Joinable]) -> bool {
 fn run(queue: &mut Queue, held: &[Joinable]) -> Result<()> {
     use Joinable as J;
     match held {
-        [J::Combine(combine), J::HcPost(post), J::HcPre(pre), J::RmsNorm(norm)] => {
-            step::between(queue, Some(combine), Some(post), pre, Some(norm))
+        [before @ .., J::HcPre(pre), J::RmsNorm(norm)] => enter_site(queue, before, pre, Some(norm)),
+        [before @ .., J::HcPre(pre)] => enter_site(queue, before, pre, None),
+        [J::Combine(combine), J::HcPost(post), J::MeanStreams(mean)] => {
+            step::leave(queue, Some(combine), post, mean)
         }
-        [J::Combine(combine), J::HcPost(post), J::HcPre(pre)] => {
-            step::between(queue, Some(combine), Some(post), pre, None)
-        }
-        [J::HcPost(post), J::HcPre(pre), J::RmsNorm(norm)] => {
-            step::between(queue, None, Some(post), pre, Some(norm))
-        }
-        [J::HcPost(post), J::HcPre(pre)] => step::between(queue, None, Some(post), pre, None),
-        [J::HcPre(pre), J::RmsNorm(norm)] => step::between(queue, None, None, pre, Some(norm)),
+        [J::HcPost(post), J::MeanStreams(mean)] => step::leave(queue, None, post, mean),
+        [J::GatherRows(gather), J::RmsNorm(norm)] => norm::gather_norm(queue, gather, norm),
         [J::KdaConv(conv), J::KdaPrepare(prepare), J::KdaScan(scan), J::GatedNorm(norm)] => {
             step::kda(queue, None, conv, prepare, scan, norm)
         }
@@ -155,16 +168,53 @@ fn run(queue: &mut Queue, held: &[Joinable]) -> Result<()> {
             J::KdaScan(scan),
             J::GatedNorm(norm),
         ] => step::kda(queue, Some((f, gate)), conv, prepare, scan, norm),
-        [J::RmsNorm(low), J::RmsNorm(latents), J::LayerNorm(keys), J::DsaAppend(append)] => {
-            enter::enter(queue, low, latents, Some(keys), append)
-        }
-        [J::RmsNorm(low), J::RmsNorm(latents), J::DsaAppend(append)] => {
-            enter::enter(queue, low, latents, None, append)
-        }
+        [J::RmsNorm(low), J::RmsNorm(latents), rest @ ..] => enter_dsa(queue, (low, latents), rest),
         [J::Linear(product), J::Route(route)] => router::route_rows(queue, product, route),
         [J::SwiGlu(one), J::SwiGlu(other)] => feed::activate(queue, one, Some(other)),
         others => others.iter().try_for_each(|op| op.run(queue)),
     }
+}
+
+/// The begin of a site behind what waits before it.
+fn enter_site(
+    queue: &mut Queue,
+    before: &[Joinable],
+    pre: &ops::HcPre<CudaBuffer, CudaMatrix>,
+    norm: Option<&ops::RmsNorm<CudaBuffer>>,
+) -> Result<()> {
+    use Joinable as J;
+    let before = match before {
+        [J::Combine(combine), J::HcPost(post)] => Before::Site(Some(combine), post),
+        [J::HcPost(post)] => Before::Site(None, post),
+        [J::SpreadStreams(spread)] => Before::Spread(spread),
+        _ => Before::Nothing,
+    };
+    step::between(queue, &before, pre, norm)
+}
+
+/// Two norms, and what of a DSA layer's append waits behind them.
+fn enter_dsa(
+    queue: &mut Queue,
+    (low, latents): (&ops::RmsNorm<CudaBuffer>, &ops::RmsNorm<CudaBuffer>),
+    rest: &[Joinable],
+) -> Result<()> {
+    use Joinable as J;
+    let (keys, rest) = match rest {
+        [J::LayerNorm(keys), rest @ ..] => (Some(keys), rest),
+        rest => (None, rest),
+    };
+    let [J::DsaAppend(append), rest @ ..] = rest else {
+        norm::rms_norm(queue, low)?;
+        norm::rms_norm(queue, latents)?;
+        keys.map_or(Ok(()), |keys| norm::layer_norm(queue, keys))?;
+        return rest.iter().try_for_each(|op| op.run(queue));
+    };
+    let picks = match rest {
+        [J::Linear(_), J::SelectPools(picks)] => Some(picks),
+        _ => None,
+    };
+    enter::enter(queue, low, latents, keys, append, picks)?;
+    rest.iter().filter(|op| !matches!(op, J::SelectPools(_))).try_for_each(|op| op.run(queue))
 }
 
 impl Joinable {
@@ -184,6 +234,10 @@ impl Joinable {
             Self::Linear(op) => product::linear(queue, op),
             Self::Route(op) => route::route(queue, op),
             Self::SwiGlu(op) => feed::swiglu(queue, op),
+            Self::SelectPools(op) => select::select_pools(queue, op),
+            Self::SpreadStreams(op) => streams::spread_streams(queue, op),
+            Self::MeanStreams(op) => streams::mean_streams(queue, op),
+            Self::GatherRows(op) => streams::gather_rows(queue, op),
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Norms: a block for each row, or a warp for each head.
 
-use flint_backend::ops::{GatedNorm, LayerNorm, RmsNorm};
+use flint_backend::ops::{GatedNorm, GatherRows, LayerNorm, RmsNorm};
 use flint_backend::{Element, Result};
 
-use super::{require, warps};
+use super::{require, streams, warps};
 use crate::CudaBuffer;
 use crate::buffer::RowsF32;
 use crate::kernels::Kernel;
@@ -11,6 +11,7 @@ use crate::queue::{Args, Grid, Queue};
 
 static RMS_NORM: Kernel = Kernel::new("rms_norm", "norms.cu").early();
 static LAYER_NORM: Kernel = Kernel::new("layer_norm", "norms.cu").early();
+static GATHER_NORM: Kernel = Kernel::new("gather_norm", "norms.cu").early();
 static GATED_NORM: Kernel = Kernel::new("gated_norm", "norms.cu").early();
 
 /// Checks the operands of [`RmsNorm`]: out and x.
@@ -26,6 +27,25 @@ pub(crate) fn rms_norm(queue: &mut Queue, op: &RmsNorm<CudaBuffer>) -> Result<()
     let (out, x) = check_rms(op)?;
     let args = Args::new().rows(&out).rows(&x).pointer(&op.weight, 0).u32(x.width).f32(op.epsilon);
     queue.launch(&RMS_NORM, row_blocks(x.rows, x.width), args)
+}
+
+/// Rows that are gathered, and their norm in place.
+pub(super) fn gather_norm(
+    queue: &mut Queue,
+    gather: &GatherRows<CudaBuffer>,
+    op: &RmsNorm<CudaBuffer>,
+) -> Result<()> {
+    let (out, x) = streams::check_gather(gather)?;
+    check_rms(op)?;
+    let args = Args::new()
+        .rows(&out)
+        .rows(&x)
+        .u32(x.rows)
+        .pointer(&gather.index, 0)
+        .pointer(&op.weight, 0)
+        .u32(x.width)
+        .f32(op.epsilon);
+    queue.launch(&GATHER_NORM, row_blocks(out.rows, x.width), args)
 }
 
 /// Checks the operands of [`LayerNorm`]: out and x.

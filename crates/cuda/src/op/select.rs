@@ -30,8 +30,10 @@ const WARPGROUP_ROOM: u32 = 2 * 3 * 32 * 128 * 2 + 2 * 64 * 4;
 /// Scores that stand in memory at once: 64 MB.
 const SCORES: usize = 1 << 24;
 
-pub(crate) fn select_pools(queue: &mut Queue, op: &SelectPools<CudaBuffer>) -> Result<()> {
-    const NAME: &str = "select_pools";
+const NAME: &str = "select_pools";
+
+/// Checks the operands of [`SelectPools`]: q and weights.
+pub(super) fn check(op: &SelectPools<CudaBuffer>) -> Result<(RowsF32, RowsF32)> {
     let (q, weights) = (RowsF32::new(NAME, &op.q)?, RowsF32::new(NAME, &op.weights)?);
     let (heads, dim) = (weights.width, op.head_dim);
     require(NAME, heads > 0 && q.width == heads * dim && q.rows == weights.rows, || {
@@ -41,6 +43,12 @@ pub(crate) fn select_pools(queue: &mut Queue, op: &SelectPools<CudaBuffer>) -> R
         format!("heads of {dim}, at most {MAX_KEY} are possible")
     })?;
     op.picks.require(NAME, Element::U32, q.rows * op.pools_kept)?;
+    Ok((q, weights))
+}
+
+pub(crate) fn select_pools(queue: &mut Queue, op: &SelectPools<CudaBuffer>) -> Result<()> {
+    let (q, weights) = check(op)?;
+    let (heads, dim) = (weights.width, op.head_dim);
     let shape = PageShape { kpool: op.kpool, page_rows: op.page_rows, latent_width: 0, key_width: dim };
     let tables = DsaTables::new(queue, NAME, &op.spans, q.rows, shape)?;
     let room = tables.position_room / op.kpool;

@@ -94,7 +94,7 @@ pub(super) struct DsaTables {
     pub(super) latents: Table,
     /// Addresses of the pages' pooled keys; empty when the operation does not touch them.
     pub(super) pooled: Table,
-    /// Most positions of a span, rounded up so that it seldom moves.
+    /// As [`position_room`] says.
     pub(super) position_room: usize,
 }
 
@@ -112,7 +112,6 @@ impl DsaTables {
         let (mut latents, mut pooled) = (Vec::new(), Vec::new());
         let mut row_parts = vec![NO_PART; rows];
         let mut first_page = 0;
-        let mut longest = 1;
         for (index, span) in spans.iter().enumerate() {
             let pages = pages(op, span, shape)?;
             if shape.latent_width > 0 {
@@ -130,7 +129,6 @@ impl DsaTables {
                 first_page,
             });
             first_page += pages.len() as u32;
-            longest = longest.max(pages.len());
         }
         // Lists of pages grow: their tables keep their place until a power of two is full.
         let page_room = (first_page as usize).next_power_of_two();
@@ -139,9 +137,15 @@ impl DsaTables {
             row_parts: queue.table(&row_parts, rows * 4)?,
             latents: queue.table(&latents, if shape.latent_width > 0 { page_room * 8 } else { 0 })?,
             pooled: queue.table(&pooled, if shape.key_width > 0 { page_room * 8 } else { 0 })?,
-            position_room: longest.next_power_of_two() * shape.page_rows,
+            position_room: position_room(spans, shape.page_rows),
         })
     }
+}
+
+/// Most positions of a span, in whole pages, rounded up so that it seldom moves.
+pub(super) fn position_room(spans: &[DsaSpan<CudaBuffer>], page_rows: usize) -> usize {
+    let longest = spans.iter().map(|span| (span.position + span.rows).div_ceil(page_rows.max(1))).max();
+    longest.unwrap_or(1).max(1).next_power_of_two() * page_rows
 }
 
 /// A span's pages up to its last row.

@@ -2,12 +2,13 @@
 
 use flint_backend::Result;
 use flint_backend::ops::{
-    Combine, GatedNorm, HcPost, HcPre, KdaConv, KdaPrepare, KdaScan, KdaSpan, Linear, RmsNorm, Rows,
+    Combine, GatedNorm, HcPost, HcPre, KdaConv, KdaPrepare, KdaScan, KdaSpan, Linear, MeanStreams, RmsNorm,
+    Rows, SpreadStreams,
 };
 
 use super::join::{MOST_ROWS, same};
 use super::spans::{KdaPart, kda_parts};
-use super::{conv, feed, hyper, norm, prepare, scan};
+use super::{conv, elementwise, feed, hyper, norm, prepare, scan};
 use crate::buffer::RowsF32;
 use crate::kernels::Kernel;
 use crate::product::table::{Encoding, UNIT, UnitPart};
@@ -15,6 +16,7 @@ use crate::queue::{Args, Grid, Queue};
 use crate::{CudaBuffer, CudaMatrix};
 
 static HC_STEP: Kernel = Kernel::new("hc_step", "hyper_step.cu").early();
+static HC_LEAVE: Kernel = Kernel::new("hc_leave", "hyper_leave.cu").early();
 static KDA_STEP: Kernel = Kernel::new("kda_step", "kda_step.cu").early();
 static KDA_STEP_PRODUCTS: Kernel = Kernel::new("kda_step_products", "kda_step.cu").early();
 
@@ -23,8 +25,8 @@ const STREAMS: usize = 4;
 const CHAIN: usize = 64;
 const WIDTHS: usize = 128;
 const MOST_HIDDEN: usize = 4096;
-/// Rows that a block takes together: as in the kernel.
-const GROUP: usize = 4;
+/// Rows that a block takes together, at most as in the kernel.
+const GROUPS: [usize; 4] = [1, 2, 4, 8];
 /// Multiprocessors from which blocks may take rows together.
 const LEAST_MULTIPROCESSORS: u32 = 48;
 /// Below this a reciprocal might not be a normal number.
@@ -87,11 +89,83 @@ pub(super) fn collapses_apart(held: &[super::join::Joinable], pre: &HcPre<CudaBu
     })
 }
 
+/// Whether the joined kernel can make streams of these rows.
+pub(super) fn spreads(op: &SpreadStreams<CudaBuffer>) -> bool {
+    few(&op.streams, &op.x) && !in_one_buffer(&op.streams, &op.x)
+}
+
+/// Whether streams that were made of rows can enter a site at once. The collapsed row may be the one that was read: it is
+/// written when all have read it.
+pub(super) fn spreads_apart(spread: &SpreadStreams<CudaBuffer>, pre: &HcPre<CudaBuffer, CudaMatrix>) -> bool {
+    let collapsed = same(&spread.x, &pre.collapsed) || !in_one_buffer(&spread.x, &pre.collapsed);
+    collapsed && !in_one_buffer(&spread.x, &pre.mix)
+}
+
+/// Whether the mean of streams can be taken when the last site is left. It may take the place of the block's output.
+pub(super) fn means(
+    combine: Option<&Combine<CudaBuffer>>,
+    post: &HcPost<CudaBuffer>,
+    op: &MeanStreams<CudaBuffer>,
+) -> bool {
+    let shapes = same(&post.streams, &op.streams) && op.out.width == post.y.width;
+    let reads = combine.map(|op| [&op.pairs, &op.weights, &op.shared]);
+    let apart = reads.into_iter().flatten().all(|rows| !in_one_buffer(rows, &op.out));
+    let y = same(&post.y, &op.out) || !in_one_buffer(&post.y, &op.out);
+    shapes && apart && y && !in_one_buffer(&op.out, &post.streams) && !in_one_buffer(&op.out, &post.mix)
+}
+
+/// The end of the last site, and the mean of its streams.
+pub(super) fn leave(
+    queue: &mut Queue,
+    combine: Option<&Combine<CudaBuffer>>,
+    post: &HcPost<CudaBuffer>,
+    op: &MeanStreams<CudaBuffer>,
+) -> Result<()> {
+    let (streams, _, _, _) = hyper::check_post(post)?;
+    let mean = RowsF32::new("mean_streams", &op.out)?;
+    let args = Args::new().rows(&mean).rows(&streams).u32(mean.width);
+    let args = left(args, combine, Some(post), None)?;
+    queue.launch(&HC_LEAVE, elementwise(mean.rows, mean.width), args)
+}
+
+/// What a block left, as the kernels take it: y, mix, pairs, weights, shared, picks. `spread` makes the streams instead.
+fn left(
+    args: Args,
+    combine: Option<&Combine<CudaBuffer>>,
+    post: Option<&HcPost<CudaBuffer>>,
+    spread: Option<&SpreadStreams<CudaBuffer>>,
+) -> Result<Args> {
+    let args = match (post, spread) {
+        (Some(post), _) => {
+            let (_, y, mix, _) = hyper::check_post(post)?;
+            args.rows(&y).rows(&mix)
+        }
+        (None, Some(spread)) => args.rows(&RowsF32::new("spread_streams", &spread.x)?).address(0).u32(0),
+        (None, None) => args.address(0).u32(0).address(0).u32(0),
+    };
+    Ok(match combine {
+        Some(combine) => {
+            let (_, pairs, weights, shared) = feed::check_combine(combine)?;
+            args.rows(&pairs).rows(&weights).rows(&shared).u32(weights.width)
+        }
+        None => (0..3).fold(args, |args, _| args.address(0).u32(0)).u32(0),
+    })
+}
+
+/// What a site begins behind.
+pub(super) enum Before<'a> {
+    /// Streams that are as they should be.
+    Nothing,
+    /// Rows of which they are made.
+    Spread(&'a SpreadStreams<CudaBuffer>),
+    /// The end of a site.
+    Site(Option<&'a Combine<CudaBuffer>>, &'a HcPost<CudaBuffer>),
+}
+
 /// The end of a site, the next one's coefficients, and the norm of what it collapses.
 pub(super) fn between(
     queue: &mut Queue,
-    combine: Option<&Combine<CudaBuffer>>,
-    post: Option<&HcPost<CudaBuffer>>,
+    before: &Before<'_>,
     pre: &HcPre<CudaBuffer, CudaMatrix>,
     norm: Option<&RmsNorm<CudaBuffer>>,
 ) -> Result<()> {
@@ -110,19 +184,10 @@ pub(super) fn between(
         .u32(hidden)
         .u32(site.streams.rows);
     args = hyper::coefficients(args, pre);
-    args = match post {
-        Some(post) => {
-            let (_, y, mix, _) = hyper::check_post(post)?;
-            args.rows(&y).rows(&mix)
-        }
-        None => args.address(0).u32(0).address(0).u32(0),
-    };
-    args = match combine {
-        Some(combine) => {
-            let (_, pairs, weights, shared) = feed::check_combine(combine)?;
-            args.rows(&pairs).rows(&weights).rows(&shared).u32(weights.width)
-        }
-        None => (0..3).fold(args, |args, _| args.address(0).u32(0)).u32(0),
+    args = match *before {
+        Before::Nothing => left(args, None, None, None)?,
+        Before::Spread(spread) => left(args, None, None, Some(spread))?,
+        Before::Site(combine, post) => left(args, combine, Some(post), None)?,
     };
     args = match norm {
         Some(op) => {
@@ -133,8 +198,15 @@ pub(super) fn between(
     };
     // The norm's threads, whose number its sum hangs on, and a warp for the coefficients.
     let threads = norm::row_threads(hidden) + 32;
-    // Blocks that finish a group's rows wait for each other: they must leave most of the device to the others.
-    let together = if queue.limits().multiprocessors < LEAST_MULTIPROCESSORS { 1 } else { GROUP.min(chains) };
+    // As few rows together as one wave of blocks allows. Blocks that finish a group's rows wait for each other: they must leave
+    // most of the device to the others, and a group has no more rows than blocks.
+    let multiprocessors = queue.limits().multiprocessors;
+    let one_wave = |rows: usize| site.streams.rows.div_ceil(rows) * chains <= multiprocessors as usize;
+    let together = if multiprocessors < LEAST_MULTIPROCESSORS {
+        1
+    } else {
+        GROUPS.into_iter().find(|&rows| one_wave(rows)).unwrap_or(GROUPS[3]).min(chains)
+    };
     let blocks = [chains as u32, site.streams.rows.div_ceil(together) as u32, 1];
     let grid = Grid { blocks, threads, shared: 0 };
     queue.launch(&HC_STEP, grid, args)
@@ -206,10 +278,12 @@ pub(super) fn multiplies_apart(
     products.iter().all(|product| !in_one_row(&product.x, written))
 }
 
+type Product = Linear<CudaBuffer, CudaMatrix>;
+
 /// A KDA layer between its products; with those of decays and gates, or without.
 pub(super) fn kda(
     queue: &mut Queue,
-    products: Option<(&Linear<CudaBuffer, CudaMatrix>, &Linear<CudaBuffer, CudaMatrix>)>,
+    products: Option<(&Product, &Product)>,
     conv: &KdaConv<CudaBuffer>,
     prepare: &KdaPrepare<CudaBuffer>,
     scan: &KdaScan<CudaBuffer>,

@@ -13,11 +13,17 @@ static GATHER_ROWS: Kernel = Kernel::new("gather_rows", "streams.cu").early();
 static SPREAD_STREAMS: Kernel = Kernel::new("spread_streams", "streams.cu").early();
 static MEAN_STREAMS: Kernel = Kernel::new("mean_streams", "streams.cu").early();
 
-pub(crate) fn gather_rows(queue: &mut Queue, op: &GatherRows<CudaBuffer>) -> Result<()> {
+/// Checks the operands of [`GatherRows`]: out and x.
+pub(super) fn check_gather(op: &GatherRows<CudaBuffer>) -> Result<(RowsF32, RowsF32)> {
     const NAME: &str = "gather_rows";
     let (out, x) = (RowsF32::new(NAME, &op.out)?, RowsF32::new(NAME, &op.x)?);
     require(NAME, out.width == x.width, || format!("out has width {}, x {}", out.width, x.width))?;
     op.index.require(NAME, Element::U32, out.rows)?;
+    Ok((out, x))
+}
+
+pub(crate) fn gather_rows(queue: &mut Queue, op: &GatherRows<CudaBuffer>) -> Result<()> {
+    let (out, x) = check_gather(op)?;
     let args = Args::new().rows(&out).rows(&x).u32(x.rows).pointer(&op.index, 0).u32(out.width);
     queue.launch(&GATHER_ROWS, elementwise(out.rows, out.width), args)
 }

@@ -27,11 +27,12 @@ const NANO_DISTANCE: f64 = 0.5;
 const INSIDE_DISTANCE: f64 = 0.05;
 
 /// Checks of operations that run as one launch, at the release's widths.
-const JOINS: [(&str, fn(usize) -> String); 4] = [
+const JOINS: [(&str, fn(usize) -> String); 5] = [
     ("kda", crate::joined::kda),
     ("dsa", crate::joined::dsa),
     ("router", crate::joined::router),
     ("activations", crate::joined::activations),
+    ("sites", crate::joined::sites),
 ];
 
 /// Every check, in the order in which they help to find a fault.

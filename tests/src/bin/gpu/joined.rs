@@ -1,8 +1,8 @@
 //! Operations that run as one launch, at the release's widths: what they leave in memory has the bits of the operations alone.
 
 use flint_backend::ops::{
-    DsaAppend, DsaSpan, GatedNorm, KdaConv, KdaPrepare, KdaScan, KdaSpan, LayerNorm, Linear, Ops as _, Page,
-    RmsNorm, Route, SwiGlu,
+    Combine, DsaAppend, DsaSpan, GatedNorm, GatherRows, HcPost, HcPre, KdaConv, KdaPrepare, KdaScan, KdaSpan,
+    LayerNorm, Linear, MeanStreams, Ops as _, Page, RmsNorm, Route, SelectPools, SpreadStreams, SwiGlu,
 };
 use flint_backend::{Backend as _, Element, Precision, Rows};
 use flint_contracts::feeding::Dice;
@@ -218,20 +218,22 @@ fn kda_scene(stage: &mut Stage, parts: Parts, bits: u8, group: usize) {
     }
 }
 
-/// A DSA layer's norms and its append, with an indexer and without; steps that end inside a pool and behind one.
+/// A DSA layer's norms, its append and its choice, with an indexer and without; steps that end inside a pool and behind one.
 pub(crate) fn dsa(device: usize) -> String {
     let mut note = String::new();
     for parts in SHAPES {
         for indexed in [true, false] {
+            // All pools are picked, or pools are scored.
+            let kept = if parts.len() == 2 { 2 } else { 32 };
             let what = format!("{parts:?}, indexer {indexed}");
-            let (joined, apart) = compare(device, &what, |stage| dsa_scene(stage, parts, indexed));
+            let (joined, apart) = compare(device, &what, |stage| dsa_scene(stage, parts, indexed, kept));
             note = format!("{joined} kernels for {apart}");
         }
     }
     note
 }
 
-fn dsa_scene(stage: &mut Stage, parts: Parts, indexed: bool) {
+fn dsa_scene(stage: &mut Stage, parts: Parts, indexed: bool, pools_kept: usize) {
     const RANK: usize = 512;
     const KEY: usize = 128;
     const LOW: usize = 1536;
@@ -242,6 +244,8 @@ fn dsa_scene(stage: &mut Stage, parts: Parts, indexed: bool) {
     let (low_weight, latent_weight) = (stage.floats(LOW), stage.floats(RANK));
     let [key_weight, key_bias] = [0, 1].map(|_| stage.floats(KEY));
     let ape = stage.floats(KPOOL * KEY);
+    let form = stage.affine(4, 64, KEY, LOW);
+    let query = stage.matrix(KEY, LOW, form, Precision::Product);
     let caches: Vec<(Vec<Page<CudaBuffer>>, CudaBuffer)> = parts
         .iter()
         .map(|_| {
@@ -255,6 +259,8 @@ fn dsa_scene(stage: &mut Stage, parts: Parts, indexed: bool) {
     let mut positions: Vec<usize> = (0..parts.len()).map(|part| part * 3).collect();
     for _ in 0..3 {
         let projected = stage.rows(rows, LOW + RANK + 2 * KEY + 32);
+        let queries = stage.rows(rows, KEY);
+        let picks = stage.empty(Element::U32, rows * pools_kept);
         let columns = |first, width| projected.columns(first, width);
         let (low, latents) = (columns(0, LOW), columns(LOW, RANK));
         let (keys, gates) = (columns(LOW + RANK, KEY), columns(LOW + RANK + KEY, KEY));
@@ -293,6 +299,19 @@ fn dsa_scene(stage: &mut Stage, parts: Parts, indexed: bool) {
                 append.ape = Some(ape.clone());
             }
             cuda.dsa_append(&append).unwrap();
+            let (out, x, matrix) = (queries.clone(), low.clone(), query.clone());
+            cuda.linear(&Linear { out, x, matrix }).unwrap();
+            let select = SelectPools {
+                picks: picks.clone(),
+                q: queries.clone(),
+                weights: projected.columns(LOW + RANK + 2 * KEY, 1),
+                head_dim: KEY,
+                pools_kept,
+                kpool: KPOOL,
+                page_rows: PAGE,
+                spans: append.spans,
+            };
+            cuda.select_pools(&select).unwrap();
         });
         for (position, (sure, drafts)) in positions.iter_mut().zip(parts) {
             *position += sure + drafts / 2;
@@ -365,4 +384,72 @@ pub(crate) fn activations(device: usize) -> String {
         });
     }
     String::new()
+}
+
+/// Streams from their begin to the mean of the last ones, and the norm of some rows.
+pub(crate) fn sites(device: usize) -> String {
+    let mut note = String::new();
+    for (rows, hidden) in [(1, 4096), (5, 128), (8, 256), (32, 384), (3, 4096), (16, 4096)] {
+        for experts in [true, false] {
+            let what = format!("{rows} rows of {hidden}, experts {experts}");
+            let (joined, apart) = compare(device, &what, |stage| site_scene(stage, rows, hidden, experts));
+            note = format!("{joined} kernels for {apart}");
+        }
+    }
+    note
+}
+
+fn site_scene(stage: &mut Stage, rows: usize, hidden: usize, experts: bool) {
+    const STREAMS: usize = 4;
+    const OUTPUTS: usize = STREAMS * (2 + STREAMS);
+    const PICKS: usize = 8;
+    let values = stage.bf16(OUTPUTS * STREAMS * hidden, 0.02);
+    let form = Form::Plain { kind: PlainType::Bf16, values };
+    let function = stage.matrix(OUTPUTS, STREAMS * hidden, form, Precision::Full);
+    let (base, scale, norm) = (stage.floats(OUTPUTS), stage.floats(3), stage.floats(hidden));
+    let (streams, mix) = (stage.rows(rows, STREAMS * hidden), stage.rows(rows, STREAMS * (1 + STREAMS)));
+    let (x, y) = (stage.rows(rows, hidden), stage.rows(rows, hidden));
+    let (pairs, weights) = (stage.rows(rows * PICKS, hidden), stage.rows(rows, PICKS));
+    let (shared, wanted) = (stage.rows(rows, hidden), stage.rows(rows.div_ceil(2), hidden));
+    let index = stage.empty(Element::U32, rows.div_ceil(2));
+    let numbers: Vec<u32> = (0..rows.div_ceil(2)).map(|row| 2 * row as u32 % rows as u32).collect();
+    stage.cuda.write_u32(&index, 0, &numbers).unwrap();
+    stage.step(|cuda| {
+        let enter = |cuda: &mut Cuda| {
+            let pre = HcPre {
+                collapsed: x.clone(),
+                mix: mix.clone(),
+                streams: streams.clone(),
+                function: function.clone(),
+                base: base.clone(),
+                scale: scale.clone(),
+                norm_epsilon: 1e-5,
+                hc_epsilon: 1e-6,
+                rounds: 20,
+            };
+            cuda.hc_pre(&pre).unwrap();
+            let (out, x, weight) = (x.clone(), x.clone(), norm.clone());
+            cuda.rms_norm(&RmsNorm { out, x, weight, epsilon: 1e-5 }).unwrap();
+        };
+        let leave = |cuda: &mut Cuda| {
+            if experts {
+                let (out, pairs) = (y.clone(), pairs.clone());
+                let (weights, shared) = (weights.clone(), shared.clone());
+                cuda.combine(&Combine { out, pairs, weights, shared }).unwrap();
+            }
+            let (streams, y, mix) = (streams.clone(), y.clone(), mix.clone());
+            cuda.hc_post(&HcPost { streams, y, mix }).unwrap();
+        };
+        let (spread, from) = (streams.clone(), x.clone());
+        cuda.spread_streams(&SpreadStreams { streams: spread, x: from }).unwrap();
+        enter(cuda);
+        leave(cuda);
+        enter(cuda);
+        leave(cuda);
+        cuda.mean_streams(&MeanStreams { out: y.clone(), streams: streams.clone() }).unwrap();
+        let (out, from) = (wanted.clone(), y.clone());
+        cuda.gather_rows(&GatherRows { out, x: from, index: index.clone() }).unwrap();
+        let (out, x, weight) = (wanted.clone(), wanted.clone(), norm.clone());
+        cuda.rms_norm(&RmsNorm { out, x, weight, epsilon: 1e-5 }).unwrap();
+    });
 }

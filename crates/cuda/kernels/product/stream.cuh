@@ -1,85 +1,120 @@
-// Products of few rows: weights stream through shared memory, eight rows at a time.
+// Products of few rows: weights stream through shared memory, up to eight rows at a time.
 //
-// A group is a member of the matrix and up to eight rows (columns of the instruction). A block keeps the group's inputs,
-// rounded, and walks over tiles of 16 outputs. A team of warps shares a tile: each takes slices of 512 inputs in turn, and
-// the slices' sums are added in ascending order, so that no bit hangs on the team's size. Every warp copies its own
-// weights, three chunks ahead; the first are on their way while the block rounds its inputs.
+// A group is a member of the matrix and up to COLUMNS rows (columns of the instruction). The work is the list of all groups'
+// tiles of 16 outputs; a block takes a run of them that has as many bytes as the others'. A tile's slices of 512 inputs are
+// its cells: the block's warps deal the cells of a run out among them, and each copies its own weights, some chunks ahead.
+// The last warp that comes to a tile adds the slices' sums in ascending order, so that no bit hangs on how many there are.
+//
+// The kernel begins early: weights are asked for before the inputs are there.
 #pragma once
 #include "product/encoding.cuh"
 #include "product/groups.cuh"
+#include "product/inputs.cuh"
 
 // Units of a slice.
 #define SLICE 8u
-
 // Threads of a block; a unit that needs more registers has fewer. As in `src/product/stream.rs`.
 #ifndef MOST_THREADS
 #define MOST_THREADS 512
 #endif
+// Whether entries may belong to half units: groups of 32.
+#ifndef SPLIT
+#define SPLIT false
+#endif
 
 // Chunks under way and at work.
 #define STAGES 4u
-
-// Units copied at once: about 2 KiB of codes.
-template <class E> struct Chunk {
-    static constexpr u32 UNITS = E::WORDS <= 2u ? 8u : E::WORDS <= 4u ? 4u : E::WORDS <= 8u ? 2u : 1u;
-    // Units whose products are interleaved.
-    static constexpr u32 UNROLLED = E::WORDS == 4u && E::WEIGHED ? 2u : 1u;
-    // Where its scales begin.
-    static constexpr u32 SCALES = UNITS * E::UNIT;
-};
-
 // Parts that a block keeps in shared memory.
 #define KNOWN_PARTS 8u
+// Bytes that are asked for at once on the way to the second cache.
+#define AHEAD_PIECE 16384u
 
-// What a block knows of its work; addresses are of shared memory.
+// Units copied at once: about 1 KiB of codes.
+template <class E> struct Chunk {
+    static constexpr u32 UNITS = E::WORDS <= 2u ? 4u : E::WORDS <= 5u ? 2u : 1u;
+    // Chunks of a slice.
+    static constexpr u32 COUNT = SLICE / UNITS;
+    // Where its scales begin, and the bytes of a stage.
+    static constexpr u32 SCALES = UNITS * E::UNIT;
+    static constexpr u32 ENTRIES = UNITS * (SPLIT ? E::ENTRIES : E::ENTRY == 0u ? 0u : 1u);
+    static constexpr u32 STAGE = SCALES + ENTRIES * E::ENTRY;
+};
+
+// What the block's warps share of the work at hand.
+struct Work {
+    // Items that are left, and how many the first matrix has.
+    u32 item, stop, first_items;
+    // Tiles of the block's runs before this one.
+    u32 tiles_before;
+    float *out;
+    Columns columns;
+};
+
+// What a warp knows. Most of it are the kernel's parameters.
 struct Stream {
-    u32 inputs, units, slices;
-    // Warps of a team, teams of the block; this warp's place in its team, and its team.
-    u32 team_warps, teams, place, team;
-    // Rows of the group at hand.
-    u32 count;
-    u8 *x;
-    // Where this lane's inputs of a unit begin, and bytes from half to half; zeros for a column without a row.
-    const u8 *lane_x;
-    u32 lane_step;
+    u32 units, slices;
+    // How far a warp's next cell is.
+    u32 step_tiles, step_slices;
+    // Slots for tiles at hand.
+    u32 slots;
+    // Shared memory, and where in it the slices' sums, the counters and the stages begin; bytes of a stage.
+    u8 *shared;
+    u32 sums_at, counters_at, stages_at, stage_bytes;
     // Inputs whose sums the biases need, as bits: 64, 32.
     u32 group_sizes;
-    float *sums_64;
-    float *sums_32;
-    float4 *slice_sums;
-    // This warp's stages.
-    u8 *stages;
-    u32 stage_bytes;
-    const Columns *columns;
-    float *out;
-    // Which half of `slice_sums` is free.
-    u32 turn;
+    // Bytes that the block asks for ahead of its inputs.
+    u32 ahead;
+    Work *work;
+    bool waited, prepared;
 };
 
-// A warp's walk over chunks: its slices of a tile, then its next tile.
-struct Walk {
-    u32 tile, slice, unit, end;
-};
-
-DEVICE void enter_slice(Walk &walk, const Stream &s)
+// Sums of 32 and 64 inputs, eight columns each: before the slices' sums.
+DEVICE float *sums_of_32(const Stream &s)
 {
-    walk.unit = walk.slice * SLICE;
-    walk.end = min(walk.unit + SLICE, s.units);
+    return (float *)(s.shared + s.sums_at) - s.units * 16u;
 }
 
-// Whether that was the slice's last chunk.
-DEVICE bool advance(Walk &walk, const Stream &s, u32 chunk)
+DEVICE float *sums_of_64(const Stream &s)
 {
-    walk.unit += chunk;
-    if (walk.unit < walk.end)
-        return false;
-    walk.slice += s.team_warps;
-    if (walk.slice >= s.slices) {
-        walk.slice = s.place;
-        walk.tile += s.teams;
-    }
-    enter_slice(walk, s);
-    return true;
+    return (float *)(s.shared + s.sums_at) - ((s.group_sizes & 32u) ? s.units * 24u : s.units * 8u);
+}
+
+// A slice of a tile, and where a lane's first sixteen bytes of its codes and scales are.
+struct Cell {
+    u32 tile, slice;
+};
+
+DEVICE void next_cell(Cell &cell, const Stream &s)
+{
+    cell.tile += s.step_tiles;
+    cell.slice += s.step_slices;
+    if (cell.slice >= s.slices)
+        cell.slice -= s.slices, cell.tile++;
+}
+
+// Units of a cell: eight but in a row's last slice.
+DEVICE u32 cell_units(const Cell &cell, const Stream &s)
+{
+    return min(s.units - cell.slice * SLICE, SLICE);
+}
+
+// A member of a part.
+struct Source {
+    const u8 *codes, *scales;
+    u32 entries, share;
+};
+
+// The cell that chunks are asked for of, from a lane's first sixteen bytes on.
+struct Asked {
+    Cell cell;
+    const u8 *codes, *scales;
+};
+
+template <class E> DEVICE void point_at(Asked &asked, const Stream &s, const Source &source)
+{
+    asked.codes = source.codes + (u64)(asked.cell.tile * s.units + asked.cell.slice * SLICE) * E::UNIT;
+    if constexpr (E::ENTRY != 0u)
+        asked.scales = source.scales + (u64)(asked.cell.tile * source.entries + (asked.cell.slice * 2u * SLICE >> source.share)) * E::ENTRY;
 }
 
 // The first `bytes` of up to MOST bytes, a lane's sixteen of each 512; both addresses are the lane's.
@@ -92,50 +127,33 @@ template <u32 MOST> DEVICE void copy_bytes(u8 *to, const u8 *from, u32 bytes)
             copy_async_16(to + at, from + at);
 }
 
-// A member of a part, from a lane's first sixteen bytes on.
-struct Source {
-    const u8 *codes, *scales;
-    u32 entries, share;
-};
-
-// Starts the copy of a chunk's codes and scales.
-template <class E> DEVICE void request(const Stream &s, const Source &source, const Walk &walk, u8 *stage)
+// Starts the copy of a chunk of up to UNITS units; `stage` is the lane's too.
+template <class E> DEVICE void request(const Asked &asked, u32 share, u32 chunk, u32 units, u8 *stage)
 {
     constexpr u32 UNITS = Chunk<E>::UNITS;
-    u32 units = min(UNITS, walk.end - walk.unit);
-    const u8 *codes = source.codes + (u64)(walk.tile * s.units + walk.unit) * E::UNIT;
-    stage += lane_index() * 16u;
-    if (units == UNITS)
-        copy_bytes<UNITS * E::UNIT>(stage, codes, UNITS * E::UNIT);
+    const u8 *codes = asked.codes + chunk * Chunk<E>::SCALES;
+    if (units >= UNITS)
+        copy_bytes<Chunk<E>::SCALES>(stage, codes, Chunk<E>::SCALES);
     else
-        copy_bytes<UNITS * E::UNIT>(stage, codes, units * E::UNIT);
+        copy_bytes<Chunk<E>::SCALES>(stage, codes, units * E::UNIT);
     if constexpr (E::ENTRY != 0u) {
-        u32 first = 2u * walk.unit >> source.share;
-        u32 count = (2u * units - 1u >> source.share) + 1u;
-        const u8 *scales = source.scales + (u64)(walk.tile * source.entries + first) * E::ENTRY;
-        copy_bytes<UNITS * E::ENTRIES * E::ENTRY>(stage + Chunk<E>::SCALES, scales, count * E::ENTRY);
+        u32 first = 2u * UNITS * chunk >> share, count = (2u * min(units, UNITS) - 1u >> share) + 1u;
+        copy_bytes<Chunk<E>::ENTRIES * E::ENTRY>(stage + Chunk<E>::SCALES, asked.scales + first * E::ENTRY, count * E::ENTRY);
     }
 }
 
-// A column's inputs of a half unit.
-DEVICE uint4 read_inputs(const Stream &s, u32 half)
-{
-    return *(const uint4 *)(s.lane_x + half * s.lane_step);
-}
-
 // `entries` are the two halves', `x` is where this lane's inputs of the unit begin, `sums` its columns' sums of them.
-template <class E>
-DEVICE void multiply_unit(const u8 *codes, const u8 *(&entries)[2], const u8 *x, u32 step, const float *sums,
-                          float (&acc)[4])
+template <class E, u32 STEP>
+DEVICE void multiply_unit(const u8 *codes, const u8 *first, const u8 *second, const u8 *x, const float *sums, float (&acc)[4])
 {
     u32 words[E::WORDS], pairs[16];
     read_words<E::WORDS>(codes, lane_index(), words);
     E::Decoder::decode(words, pairs);
-    weigh_unit<E>(pairs, entries[0], entries[1]);
+    weigh_unit<E>(pairs, first, second);
     float partial[4];
 #pragma unroll
     for (u32 half = 0; half < 2u; half++) {
-        uint4 inputs = *(const uint4 *)(x + half * step);
+        uint4 inputs = *(const uint4 *)(x + half * STEP);
         if (E::FOLDS == 0u) {
             multiply_half(acc, pairs + 8u * half, inputs);
             continue;
@@ -146,31 +164,23 @@ DEVICE void multiply_unit(const u8 *codes, const u8 *(&entries)[2], const u8 *x,
             multiply_half(partial, pairs + 8u * half, inputs);
         if (E::FOLDS == 2u || half == 1u) {
             float2 two = E::BIASED ? *(const float2 *)(sums + (E::FOLDS == 2u ? half : 0u) * 8u) : make_float2(0.0f, 0.0f);
-            fold_into<E>(acc, partial, read_fold<E>(entries[half], lane_index() >> 2), two);
+            fold_into<E>(acc, partial, read_fold<E>(half ? second : first, lane_index() >> 2), two);
         }
     }
 }
 
-template <class E>
-DEVICE void multiply_units(const Stream &s, const u8 *stage, const Walk &walk, u32 share, float (&acc)[4])
+// Unit `i` of a chunk, unit `unit` of the row. `x` is where this lane's inputs of the chunk begin.
+template <class E, u32 COLUMNS>
+DEVICE void multiply_chunk_unit(const Stream &s, const u8 *stage, u32 i, u32 unit, u32 share, const u8 *x, float (&acc)[4])
 {
-    const u8 *x = s.lane_x + 2u * walk.unit * s.lane_step;
-    const float *sums = (E::FOLDS == 2u ? s.sums_32 + walk.unit * 16u : s.sums_64 + walk.unit * 8u) + 2u * (lane_index() & 3u);
-    auto multiply = [&](u32 i) {
-        const u8 *scales = stage + Chunk<E>::SCALES;
-        const u8 *entries[2] = {scales + (2u * i >> share) * E::ENTRY, scales + (2u * i + 1u >> share) * E::ENTRY};
-        multiply_unit<E>(stage + i * E::UNIT, entries, x, s.lane_step, sums + i * 8u * E::FOLDS, acc);
-        x += 2u * s.lane_step;
-    };
-    if (walk.unit + Chunk<E>::UNITS <= walk.end) {
-#pragma unroll(Chunk<E>::UNROLLED)
-        for (u32 i = 0; i < Chunk<E>::UNITS; i++)
-            multiply(i);
-    } else {
-#pragma unroll 1
-        for (u32 i = 0; i < walk.end - walk.unit; i++)
-            multiply(i);
-    }
+    constexpr u32 STEP = 64u * COLUMNS;
+    const float *sums = nullptr;
+    if (E::BIASED)
+        sums = (E::FOLDS == 2u ? sums_of_32(s) + unit * 16u : sums_of_64(s) + unit * 8u) + 2u * (lane_index() & 3u);
+    const u8 *first = stage + Chunk<E>::SCALES + (2u * i >> share) * E::ENTRY, *second = first;
+    if (SPLIT && share == 0u)
+        second += E::ENTRY;
+    multiply_unit<E, STEP>(stage + i * E::UNIT, first, second, x + 2u * i * STEP, sums, acc);
 }
 
 // Writes a tile's outputs of all rows.
@@ -180,226 +190,213 @@ DEVICE void write_tile(const Stream &s, const Part &part, u32 tile, const float 
 #pragma unroll
     for (u32 i = 0; i < 4u; i++) {
         u32 output = tile * 16u + g + 8u * (i >> 1), column = 2u * t + (i & 1u);
-        if (output < part.outputs && column < s.count)
-            s.out[s.columns->out[column] + part.first_output + output] = total[i];
+        if (output < part.outputs && column < s.work->columns.count)
+            s.work->out[s.work->columns.out[column] + part.first_output + output] = total[i];
     }
 }
 
-DEVICE void add_slice(float (&total)[4], const float (&sums)[4], bool first)
+// A tile's total from its slices' sums, `step` apart.
+DEVICE void add_slices(const float4 *sums, u32 step, u32 slices, float (&total)[4])
 {
-#pragma unroll
-    for (u32 i = 0; i < 4u; i++)
-        total[i] = first ? sums[i] : __fadd_rn(total[i], sums[i]);
-}
-
-// A team's warps met: the first adds the slices' sums and writes.
-DEVICE void finish_tile(Stream &s, const Part &part, u32 tile, float4 *sums)
-{
-    team_barrier(s.team + 1u, s.team_warps * 32u);
-    s.turn ^= 1u;
-    if (s.place != 0u)
-        return;
-    float total[4];
-    for (u32 slice = 0; slice < s.slices; slice++) {
-        float4 four = sums[slice * 32u + lane_index()];
-        float one[4] = {four.x, four.y, four.z, four.w};
-        add_slice(total, one, slice == 0u);
-    }
-    write_tile(s, part, tile, total);
-}
-
-// Rows whose inputs a thread asks for together.
-#ifndef ROWS_AT_ONCE
-#define ROWS_AT_ONCE 2u
-#endif
-
-// Eight inputs from the `octet`th on; zeros behind the last.
-DEVICE void read_octet(const Stream &s, const float *row, u32 octet, float (&v)[8])
-{
-    const float *from = row + octet * 8u;
-    if (octet * 8u + 8u <= s.inputs && ((u64)from & 15u) == 0u) {
-        float4 low = *(const float4 *)from, high = *(const float4 *)(from + 4);
-        v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-        v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
-    } else {
-#pragma unroll
-        for (u32 k = 0; k < 8u; k++)
-            v[k] = octet * 8u + k < s.inputs ? from[k] : 0.0f;
+    float4 four = sums[0];
+    total[0] = four.x, total[1] = four.y, total[2] = four.z, total[3] = four.w;
+#pragma unroll 4
+    for (u32 slice = 1; slice < slices; slice++) {
+        four = sums[slice * step];
+        total[0] = __fadd_rn(total[0], four.x), total[1] = __fadd_rn(total[1], four.y);
+        total[2] = __fadd_rn(total[2], four.z), total[3] = __fadd_rn(total[3], four.w);
     }
 }
 
-// Rounds the group's inputs to bf16: half units of 32, row beside row.
-DEVICE void round_inputs(const Stream &s, const float *x)
+// Keeps a cell's sums; the last warp that comes to the tile writes it. `number` counts the block's tiles.
+template <u32 COLUMNS>
+DEVICE void finish_cell(const Stream &s, const Part &part, const Cell &cell, u32 number, const float (&acc)[4])
 {
-    for (u32 octet = threadIdx.x; octet < s.units * 8u; octet += blockDim.x) {
-#pragma unroll 1
-        for (u32 first = 0; first < s.count; first += ROWS_AT_ONCE) {
-            float v[ROWS_AT_ONCE][8];
-#pragma unroll
-            for (u32 r = 0; r < ROWS_AT_ONCE; r++)
-                if (first + r < s.count)
-                    read_octet(s, x + s.columns->x[first + r], octet, v[r]);
-            u8 *to = s.x + (octet >> 2) * 64u * s.count + first * 64u + (octet & 3u) * 16u;
-#pragma unroll
-            for (u32 r = 0; r < ROWS_AT_ONCE; r++) {
-                uint4 four = {pack_bf16(v[r][0], v[r][1]), pack_bf16(v[r][2], v[r][3]), pack_bf16(v[r][4], v[r][5]),
-                              pack_bf16(v[r][6], v[r][7])};
-                if (first + r < s.count)
-                    *(uint4 *)(to + r * 64u) = four;
-            }
-        }
+    if (s.slices == 1u)
+        return write_tile(s, part, cell.tile, acc);
+    // Lanes of a row of eight that have columns.
+    constexpr u32 LANES = (COLUMNS + 1u) / 2u, STEP = 8u * LANES;
+    u32 slot = number & (s.slots - 1u), lane = lane_index();
+    u32 *arrived = (u32 *)(s.shared + s.counters_at) + slot;
+    volatile u32 *written = arrived + s.slots;
+    // The tile that had the slot before must be written.
+    while (__any_sync(ALL_LANES, *written != number - slot)) {
     }
-}
-
-// The sums of each group of inputs, for the biases.
-DEVICE void sum_inputs(const Stream &s, bool of_64, bool of_32)
-{
-    u32 warps = blockDim.x / 32u, lane = lane_index();
-    for (u32 unit = warp_index(); unit < s.units; unit += warps) {
-        uint4 x[2] = {read_inputs(s, 2u * unit), read_inputs(s, 2u * unit + 1u)};
-        float first[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        sum_half(first, x[0]);
-        if (of_32) {
-            float second[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            sum_half(second, x[1]);
-            if (lane < 4u) {
-                *(float2 *)(s.sums_32 + unit * 16u + 2u * lane) = make_float2(first[0], first[1]);
-                *(float2 *)(s.sums_32 + unit * 16u + 8u + 2u * lane) = make_float2(second[0], second[1]);
-            }
-        }
-        if (of_64) {
-            sum_half(first, x[1]);
-            if (lane < 4u)
-                *(float2 *)(s.sums_64 + unit * 8u + 2u * lane) = make_float2(first[0], first[1]);
-        }
-    }
-}
-
-DEVICE void prepare_inputs(const Stream &s, const float *x)
-{
-    round_inputs(s, x);
-    __syncthreads();
-    if (s.group_sizes != 0u)
-        sum_inputs(s, (s.group_sizes & 64u) != 0u, (s.group_sizes & 32u) != 0u);
-    __syncthreads();
-}
-
-// Tiles of panels `first..last` of one part; a panel is a tile for each team. The group's inputs are prepared behind the
-// first requests where they are not yet.
-template <class E>
-DEVICE void stream_part(Stream &s, const Part &part, u32 first, u32 last, const float *x, bool prepared)
-{
-    u32 tiles = min(last * s.teams, part.tiles), member = s.columns->member;
-    Source source;
-    source.codes = part.codes + member * part.code_stride + lane_index() * 16u;
-    source.scales = part.scales + member * part.scale_stride + lane_index() * 16u;
-    source.entries = part.entries, source.share = part.share;
-    Walk now;
-    now.tile = first * s.teams + s.team, now.slice = s.place;
-    enter_slice(now, s);
-    Walk ahead = now;
+    float4 *sums = (float4 *)(s.shared + s.sums_at) + slot * s.slices * STEP + (lane >> 2) * LANES + (lane & 3u);
+    bool has_columns = (lane & 3u) < LANES;
+    if (has_columns)
+        sums[cell.slice * STEP] = make_float4(acc[0], acc[1], acc[2], acc[3]);
+    __threadfence_block();
     __syncwarp();
-    for (u32 i = 0; i < STAGES - 1u; i++) {
-        if (ahead.tile < tiles) {
-            request<E>(s, source, ahead, s.stages + i * s.stage_bytes);
-            advance(ahead, s, Chunk<E>::UNITS);
+    u32 came = 0;
+    if (lane == 0u)
+        came = atomicAdd(arrived, 1u);
+    if (__shfl_sync(ALL_LANES, came, 0) + 1u != s.slices)
+        return;
+    __threadfence_block();
+    float total[4] = {};
+    if (has_columns)
+        add_slices(sums, STEP, s.slices, total);
+    write_tile(s, part, cell.tile, total);
+    __syncwarp();
+    if (lane == 0u) {
+        *arrived = 0u;
+        __threadfence_block();
+        *written = number - slot + s.slots;
+    }
+}
+
+// Asks for `bytes` bytes (a multiple of 16) to come to the second cache, on devices that can.
+DEVICE void prefetch_second(const void *from, u32 bytes)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
+// What an early kernel does before its inputs are there: the block's weights come nearer. `most` is a multiple of 16.
+DEVICE void ask_ahead(const u8 *from, u32 bytes, u32 most)
+{
+    bytes = min(bytes, most);
+    if (lane_index() == 0u)
+        for (u32 at = warp_index() * AHEAD_PIECE; at < bytes; at += blockDim.x / 32u * AHEAD_PIECE)
+            prefetch_second(from + at, min(AHEAD_PIECE, bytes - at));
+}
+
+// Where a lane's inputs begin. Columns without a row read the last row's: no column meets another.
+template <u32 COLUMNS> DEVICE const u8 *lane_inputs(const Stream &s)
+{
+    return s.shared + min(lane_index() >> 2, s.work->columns.count - 1u) * 64u + (lane_index() & 3u) * 16u;
+}
+
+template <u32 COLUMNS> DEVICE void prepare_inputs(Stream &s, const Inputs &inputs)
+{
+    round_inputs<COLUMNS>(inputs, s.units, s.work->columns.x, s.work->columns.count, s.shared);
+    __syncthreads();
+    if (s.group_sizes != 0u) {
+        sum_inputs(lane_inputs<COLUMNS>(s), 64u * COLUMNS, s.units, (s.group_sizes & 64u) ? sums_of_64(s) : nullptr,
+                   (s.group_sizes & 32u) ? sums_of_32(s) : nullptr);
+        __syncthreads();
+    }
+    s.prepared = true;
+}
+
+namespace {
+
+// A warp's cells of a run. Chunk `i` of a cell lies in stage `i` of the ring, counted on from the cell before where a slice
+// has fewer chunks than the ring has stages. WHOLE: every slice has eight units.
+template <class E, u32 COLUMNS, bool WHOLE> struct Cells {
+    static constexpr u32 COUNT = Chunk<E>::COUNT, UNITS = Chunk<E>::UNITS, STAGE = Chunk<E>::STAGE;
+
+    // Asks for chunk `chunk` of the cell at hand, or of the next where that was the last one's end.
+    static __device__ __forceinline__ void ask(const Stream &s, const Source &source, Asked &asked, u32 last, u32 number, u32 stage, u8 *ring)
+    {
+        u32 chunk = number % COUNT;
+        if (chunk == 0u && number != 0u) {
+            next_cell(asked.cell, s);
+            point_at<E>(asked, s, source);
+        }
+        if (asked.cell.tile < last) {
+            u32 units = WHOLE ? UNITS : cell_units(asked.cell, s);
+            if (WHOLE || chunk * UNITS < units)
+                request<E>(asked, source.share, chunk, WHOLE ? UNITS : units - chunk * UNITS, ring + stage * STAGE + lane_index() * 16u);
         }
         copy_async_commit();
     }
-    if (!prepared)
-        prepare_inputs(s, x);
-    float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f}, total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    u32 stage = 0, free_stage = (STAGES - 1u) * s.stage_bytes, stages = STAGES * s.stage_bytes;
-#pragma unroll 1
-    while (now.tile < tiles) {
-        copy_async_wait<STAGES - 2u>();
-        // The chunk is here for all lanes, and all lanes are done with the stage before it.
-        __syncwarp();
-        if (ahead.tile < tiles) {
-            request<E>(s, source, ahead, s.stages + free_stage);
-            advance(ahead, s, Chunk<E>::UNITS);
-        }
-        copy_async_commit();
-        multiply_units<E>(s, s.stages + stage, now, source.share, acc);
-        free_stage = stage;
-        stage += s.stage_bytes;
-        stage = stage == stages ? 0u : stage;
-        u32 tile = now.tile, slice = now.slice;
-        if (!advance(now, s, Chunk<E>::UNITS))
-            continue;
-        if (s.team_warps == 1u) {
-            add_slice(total, acc, slice == 0u);
-            if (now.tile != tile)
-                write_tile(s, part, tile, total);
+
+    static __device__ __forceinline__ void multiply(const Stream &s, const Cell &cell, u32 chunk, u32 share, const u8 *stage, const u8 *x, float (&acc)[4])
+    {
+        u32 unit = cell.slice * SLICE + chunk * UNITS;
+        if (WHOLE) {
+#pragma unroll
+            for (u32 i = 0; i < UNITS; i++)
+                multiply_chunk_unit<E, COLUMNS>(s, stage, i, unit + i, share, x + chunk * UNITS * 128u * COLUMNS, acc);
         } else {
-            float4 *sums = s.slice_sums + (s.turn * s.teams + s.team) * s.slices * 32u;
-            sums[slice * 32u + lane_index()] = make_float4(acc[0], acc[1], acc[2], acc[3]);
-            if (now.tile != tile)
-                finish_tile(s, part, tile, sums);
+            u32 units = cell_units(cell, s);
+#pragma unroll 1
+            for (u32 i = 0; i < UNITS && chunk * UNITS + i < units; i++)
+                multiply_chunk_unit<E, COLUMNS>(s, stage, i, unit + i, share, x + chunk * UNITS * 128u * COLUMNS, acc);
         }
-        acc[0] = acc[1] = acc[2] = acc[3] = 0.0f;
+    }
+
+    // The cell's chunks; those three further on are asked for.
+    static __device__ __forceinline__ void run(const Stream &s, const Source &source, const Cell &cell, Asked &asked, u32 last, u32 turn, u8 *ring, const u8 *x, float (&acc)[4])
+    {
+        x += cell.slice * (SLICE * 128u * COLUMNS);
+        auto chunk = [&](u32 i) {
+            copy_async_wait<STAGES - 2u>();
+            // The chunk is here for all lanes, and all lanes are done with the stage before it.
+            __syncwarp();
+            u32 at = COUNT < STAGES ? (turn + i) % STAGES : i % STAGES;
+            ask(s, source, asked, last, i + STAGES - 1u, (at + STAGES - 1u) % STAGES, ring);
+            multiply(s, cell, i, source.share, ring + at * STAGE, x, acc);
+        };
+        if (WHOLE) {
+#pragma unroll
+            for (u32 i = 0; i < COUNT; i++)
+                chunk(i);
+        } else {
+#pragma unroll 1
+            for (u32 i = 0; i < COUNT; i++)
+                chunk(i);
+        }
+    }
+};
+
+}
+
+template <class E, u32 COLUMNS, bool WHOLE>
+DEVICE void stream_cells(Stream &s, const Part &part, const Source &source, u32 first, u32 last, const Inputs &inputs)
+{
+    typedef Cells<E, COLUMNS, WHOLE> Here;
+    Cell cell = {first + warp_index() / s.slices, warp_index() % s.slices};
+    Asked asked = {cell, nullptr, nullptr};
+    point_at<E>(asked, s, source);
+    u8 *ring = s.shared + s.stages_at + warp_index() * (STAGES * s.stage_bytes);
+    __syncwarp();
+#pragma unroll
+    for (u32 i = 0; i < STAGES - 1u; i++)
+        Here::ask(s, source, asked, last, i, i, ring);
+    if (!s.waited) {
+        u32 lane = lane_index() * 16u;
+        ask_ahead(source.codes - lane + (u64)first * s.units * E::UNIT, (last - first) * s.units * E::UNIT, s.ahead);
+        if (E::ENTRY != 0u)
+            ask_ahead(source.scales - lane + (u64)first * source.entries * E::ENTRY, (last - first) * source.entries * E::ENTRY,
+                      s.ahead);
+        grid_wait();
+        grid_release();
+        s.waited = true;
+    }
+    if (!s.prepared)
+        prepare_inputs<COLUMNS>(s, inputs);
+    const u8 *x = lane_inputs<COLUMNS>(s);
+    u32 number = s.work->tiles_before - first, turn = 0;
+#pragma unroll 1
+    while (cell.tile < last) {
+        float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        Here::run(s, source, cell, asked, last, turn, ring, x, acc);
+        finish_cell<COLUMNS>(s, part, cell, number + cell.tile, acc);
+        next_cell(cell, s);
+        turn += Chunk<E>::COUNT;
     }
     copy_async_wait<0u>();
 }
 
-// A kernel's parameters; the same order in `product/stream.rs`.
-#define STREAM_PARAMETERS                                                                                              \
-    const Part *__restrict__ parts, u32 part_count, u32 panels, u32 inputs, u32 team_warps, u32 stage_bytes,           \
-        u32 group_sizes, const float *__restrict__ x, float *__restrict__ out, GROUP_PARAMETERS
-
-// Runs panels `first..last` of a part; each kernel has its own encodings.
-#define STREAM_KERNEL(NAME, RUN)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1) NAME(STREAM_PARAMETERS)                              \
-    {                                                                                                                  \
-        extern __shared__ __align__(16) u8 shared[];                                                                   \
-        __shared__ Grouping grouping;                                                                                  \
-        __shared__ Columns columns;                                                                                    \
-        __shared__ Part table[KNOWN_PARTS];                                                                            \
-        for (u32 i = threadIdx.x; i < min(part_count, KNOWN_PARTS) * (sizeof(Part) / 8u); i += blockDim.x)             \
-            ((u64 *)table)[i] = ((const u64 *)parts)[i];                                                               \
-        Groups groups = GROUPS_OF_PARAMETERS;                                                                          \
-        u32 group_count = count_groups(groups, grouping);                                                              \
-        Stream s;                                                                                                      \
-        s.inputs = inputs, s.units = ceil_div(inputs, 64u), s.slices = ceil_div(s.units, SLICE);                       \
-        s.team_warps = team_warps, s.teams = blockDim.x / 32u / team_warps;                                            \
-        s.team = warp_index() / team_warps, s.place = warp_index() % team_warps;                                       \
-        s.x = shared + 16;                                                                                             \
-        if (threadIdx.x < 4u)                                                                                          \
-            ((u32 *)shared)[threadIdx.x] = 0u;                                                                         \
-        s.group_sizes = group_sizes;                                                                                   \
-        s.sums_64 = (float *)(s.x + s.units * 128u * groups.columns);                                                  \
-        s.sums_32 = s.sums_64 + ((group_sizes & 64u) ? s.units * 8u : 0u);                                             \
-        s.slice_sums = (float4 *)(s.sums_32 + ((group_sizes & 32u) ? s.units * 16u : 0u));                             \
-        s.stages = (u8 *)(s.slice_sums + (team_warps > 1u ? 2u * s.teams * s.slices * 32u : 0u));                      \
-        s.stages += warp_index() * STAGES * stage_bytes;                                                               \
-        s.stage_bytes = stage_bytes, s.columns = &columns, s.out = out, s.turn = 0u;                                   \
-        u64 items = (u64)group_count * panels;                                                                         \
-        __shared__ u32 item, stop;                                                                                     \
-        if (threadIdx.x == 0u) {                                                                                       \
-            item = (u32)(items * blockIdx.x / gridDim.x);                                                              \
-            stop = (u32)(items * (blockIdx.x + 1u) / gridDim.x);                                                       \
-        }                                                                                                              \
-        for (;;) {                                                                                                     \
-            __syncthreads();                                                                                           \
-            if (item >= stop)                                                                                          \
-                break;                                                                                                 \
-            u32 group = item / panels, first = item % panels, last = min(stop - item + first, panels);                 \
-            describe_group(groups, grouping, group, columns);                                                          \
-            __syncthreads();                                                                                           \
-            if (threadIdx.x == 0u)                                                                                     \
-                item += last - first;                                                                                  \
-            s.count = columns.count;                                                                                   \
-            bool has_row = lane_index() < 4u * s.count, prepared = false;                                              \
-            s.lane_x = shared + (has_row ? 16u + lane_index() * 16u : 0u);                                             \
-            s.lane_step = has_row ? 64u * s.count : 0u;                                                                \
-            for (u32 p = 0, base = 0; p < part_count; p++) {                                                           \
-                const Part &part = p < KNOWN_PARTS ? table[p] : parts[p];                                              \
-                u32 count = ceil_div(part.tiles, s.teams), end = base + count;                                         \
-                if (first < end && last > base) {                                                                      \
-                    RUN(s, part, max(first, base) - base, min(last, end) - base, x, prepared);                         \
-                    prepared = true;                                                                                   \
-                }                                                                                                      \
-                base = end;                                                                                            \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
+// Tiles `first..last` of one part. The group's inputs are prepared behind the first requests where they are not yet.
+template <class E, u32 COLUMNS> DEVICE void stream_part(Stream &s, const Part &part, u32 first, u32 last, const Inputs &inputs)
+{
+    u32 member = s.work->columns.member;
+    Source source = {part.codes + member * part.code_stride, part.scales + member * part.scale_stride, part.entries, part.share};
+    source.codes += lane_index() * 16u, source.scales += lane_index() * 16u;
+    // Code is unrolled for the common encodings and numbers of rows alone.
+    constexpr bool COMMON = E::WEIGHED && !SPLIT && COLUMNS != 4u && (E::WORDS == 2u || E::WORDS == 4u || E::WORDS == 8u);
+    if (COMMON && s.units % SLICE == 0u)
+        stream_cells<E, COLUMNS, COMMON>(s, part, source, first, last, inputs);
+    else
+        stream_cells<E, COLUMNS, false>(s, part, source, first, last, inputs);
+    // The next run's tiles count on; all warps have read the number.
+    __syncthreads();
+    if (threadIdx.x == 0u)
+        s.work->tiles_before += last - first;
+    __syncthreads();
+}

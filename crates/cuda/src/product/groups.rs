@@ -40,6 +40,10 @@ pub(crate) struct Groups {
     pub(crate) picks_per_row: usize,
     /// Whether each pair has an input of its own.
     pub(crate) paired: bool,
+    /// Whether picks were there before the launch before this one began.
+    pub(crate) picks_known: bool,
+    /// Whether a row of `x` holds gates and, behind them, what they gate, and the activation's limit.
+    pub(crate) activated: Option<f32>,
 }
 
 /// Sorted pairs: device addresses of `order`, `starts` and `group_starts`.
@@ -66,6 +70,8 @@ impl Groups {
             experts: 1,
             picks_per_row: 1,
             paired: false,
+            picks_known: false,
+            activated: None,
         }
     }
 

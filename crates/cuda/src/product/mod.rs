@@ -90,7 +90,7 @@ fn multiply(queue: &mut Queue, stack: &crate::matrix::Stack, groups: &Groups) ->
         tile::multiply(queue, stack, groups)?;
     } else {
         for units in &stack.units {
-            stream::multiply(queue, stack, units, groups)?;
+            stream::multiply(queue, stream::Job { stack, units, groups }, None)?;
         }
     }
     if let Some(parts) = &stack.rows {

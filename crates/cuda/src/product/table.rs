@@ -152,15 +152,4 @@ impl Encoding {
             _ => 1,
         }
     }
-
-    /// Bytes of a chunk that a warp copies at once: as in `kernels/product/stream.cuh`.
-    pub(crate) fn chunk_bytes(self) -> usize {
-        let units = match self.bits() {
-            2 => 8,
-            3 | 4 => 4,
-            16 => 1,
-            _ => 2,
-        };
-        units * self.unit_bytes() + self.entries(units) * self.entry_bytes()
-    }
 }

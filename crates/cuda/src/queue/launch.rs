@@ -16,19 +16,19 @@ pub(crate) struct Grid {
 }
 
 /// Arguments of a launch, in the order of the kernel's parameters. At most [`Args::MOST`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Args {
-    cells: [u64; Args::MOST],
-    count: usize,
+    /// One a cell, each in the cell's first bytes.
+    cells: Vec<u64>,
 }
 
 impl Args {
     /// Most parameters of a kernel.
-    pub(crate) const MOST: usize = 30;
+    pub(crate) const MOST: usize = 48;
 
     /// No arguments.
     pub(crate) fn new() -> Self {
-        Self { cells: [0; Self::MOST], count: 0 }
+        Self { cells: Vec::with_capacity(16) }
     }
 
     /// A pointer to an element of a buffer.
@@ -64,17 +64,9 @@ impl Args {
 
     /// A `u64` parameter.
     pub(crate) fn u64(mut self, value: u64) -> Self {
-        debug_assert!(self.count < Self::MOST, "more than {} parameters", Self::MOST);
-        if let Some(cell) = self.cells.get_mut(self.count) {
-            *cell = value;
-            self.count += 1;
-        }
+        debug_assert!(self.cells.len() < Self::MOST, "more than {} parameters", Self::MOST);
+        self.cells.push(value);
         self
-    }
-
-    /// The arguments, one a cell, each in the cell's first bytes.
-    pub(crate) fn cells(&self) -> &[u64] {
-        &self.cells[..self.count]
     }
 }
 
@@ -100,9 +92,9 @@ pub(crate) struct Script {
 
 impl Script {
     /// Adds a launch.
-    pub(crate) fn push(&mut self, kernel: usize, grid: Grid, args: &Args) {
-        let (first, count) = (self.cells.len() as u32, args.count as u32);
-        self.cells.extend_from_slice(args.cells());
+    pub(crate) fn push(&mut self, kernel: usize, grid: Grid, args: Args) {
+        let (first, count) = (self.cells.len() as u32, args.cells.len() as u32);
+        self.cells.extend(args.cells);
         self.launches.push(Launch { kernel: kernel as u32, first, count, grid });
     }
 
@@ -151,8 +143,8 @@ mod tests {
     #[test]
     fn a_script_keeps_each_launchs_arguments() {
         let mut script = Script::default();
-        script.push(4, GRID, &Args::new().u32(7).f32(1.5));
-        script.push(2, GRID, &Args::new().address(99));
+        script.push(4, GRID, Args::new().u32(7).f32(1.5));
+        script.push(2, GRID, Args::new().address(99));
         let seen: Vec<_> = script.iter().map(|(launch, cells)| (launch.kernel, cells.to_vec())).collect();
         assert_eq!(seen, [(4, vec![7, u64::from(1.5f32.to_bits())]), (2, vec![99])]);
     }
@@ -161,7 +153,7 @@ mod tests {
     fn scripts_differ_by_kernel_grid_and_arguments() {
         let of = |kernel, grid, args: Args| {
             let mut script = Script::default();
-            script.push(kernel, grid, &args);
+            script.push(kernel, grid, args);
             script
         };
         let one = of(1, GRID, Args::new().u32(7));

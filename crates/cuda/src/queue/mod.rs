@@ -152,7 +152,7 @@ impl Queue {
         }
         let number = self.kernels.number(kernel)?;
         self.kernels.function(number).grant_shared(grid.shared)?;
-        self.script.push(number, grid, &args);
+        self.script.push(number, grid, args);
         if self.step { Ok(()) } else { self.flush() }
     }
 

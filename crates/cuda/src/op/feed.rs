@@ -37,16 +37,13 @@ pub(super) fn activate(
 ) -> Result<()> {
     let [out, gate, up] = check_swiglu(op)?;
     let args = Args::new().rows(&out).rows(&gate).rows(&up).u32(out.rows).u32(out.width).f32(op.limit);
-    let (args, rows, width) = match other {
-        Some(other) => {
-            let [other_out, gate, up] = check_swiglu(other)?;
-            let args = args.rows(&other_out).rows(&gate).rows(&up).u32(other_out.width).f32(other.limit);
-            (args, out.rows + other_out.rows, out.width.max(other_out.width))
-        }
-        None => {
-            let args = (0..3).fold(args, |args, _| args.address(0).u32(0)).u32(0).f32(0.0);
-            (args, out.rows, out.width)
-        }
+    let (args, rows, width) = if let Some(other) = other {
+        let [other_out, gate, up] = check_swiglu(other)?;
+        let args = args.rows(&other_out).rows(&gate).rows(&up).u32(other_out.width).f32(other.limit);
+        (args, out.rows + other_out.rows, out.width.max(other_out.width))
+    } else {
+        let args = (0..3).fold(args, |args, _| args.address(0).u32(0)).u32(0).f32(0.0);
+        (args, out.rows, out.width)
     };
     queue.launch(&SWIGLU, elementwise(rows, width), args)
 }

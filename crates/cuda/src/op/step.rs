@@ -206,10 +206,12 @@ pub(super) fn multiplies_apart(
     products.iter().all(|product| !in_one_row(&product.x, written))
 }
 
+type Product = Linear<CudaBuffer, CudaMatrix>;
+
 /// A KDA layer between its products; with those of decays and gates, or without.
 pub(super) fn kda(
     queue: &mut Queue,
-    products: Option<(&Linear<CudaBuffer, CudaMatrix>, &Linear<CudaBuffer, CudaMatrix>)>,
+    products: Option<(&Product, &Product)>,
     conv: &KdaConv<CudaBuffer>,
     prepare: &KdaPrepare<CudaBuffer>,
     scan: &KdaScan<CudaBuffer>,

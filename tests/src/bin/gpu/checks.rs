@@ -26,8 +26,11 @@ const NANO_DISTANCE: f64 = 0.5;
 /// Largest relative distance of a point inside the network from the CPU's bf16 arithmetic while all choices agree.
 const INSIDE_DISTANCE: f64 = 0.05;
 
+/// A check of operations that run as one launch, on a device.
+type Join = fn(usize) -> String;
+
 /// Checks of operations that run as one launch, at the release's widths.
-const JOINS: [(&str, fn(usize) -> String); 5] = [
+const JOINS: [(&str, Join); 5] = [
     ("kda", crate::joined::kda),
     ("dsa", crate::joined::dsa),
     ("router", crate::joined::router),

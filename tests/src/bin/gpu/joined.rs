@@ -135,7 +135,7 @@ pub(crate) fn kda(device: usize) -> String {
         let shapes = if bits == 4 { &SHAPES[..] } else { &SHAPES[4..6] };
         for &parts in shapes {
             let (joined, apart) = compare(device, &format!("{parts:?}, {bits} bits"), |stage| {
-                kda_scene(stage, parts, bits, group)
+                kda_scene(stage, parts, bits, group);
             });
             note = format!("{joined} kernels for {apart}");
         }

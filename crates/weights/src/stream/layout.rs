@@ -62,20 +62,19 @@ impl Layout {
     fn run_of(&mut self, file: usize, start: u64, end: u64) -> Run {
         const ALIGNED: u64 = BLOCK as u64;
         let first = start / ALIGNED * ALIGNED;
-        let near = |run: &&mut Run| run.file == file && start <= run.start + run.needed as u64 + GAP;
-        let run = match self.runs.last_mut().filter(|run| near(&run)) {
-            Some(run) => {
-                run.needed = run.needed.max((end - run.start) as usize);
-                run.len = run.needed.next_multiple_of(BLOCK);
-                *run
-            }
-            None => {
-                let needed = (end - first) as usize;
-                let run =
-                    Run { file, start: first, len: needed.next_multiple_of(BLOCK), needed, to: self.bytes };
-                self.runs.push(run);
-                run
-            }
+        let last = self
+            .runs
+            .last_mut()
+            .filter(|run| run.file == file && start <= run.start + run.needed as u64 + GAP);
+        let run = if let Some(run) = last {
+            run.needed = run.needed.max((end - run.start) as usize);
+            run.len = run.needed.next_multiple_of(BLOCK);
+            *run
+        } else {
+            let needed = (end - first) as usize;
+            let run = Run { file, start: first, len: needed.next_multiple_of(BLOCK), needed, to: self.bytes };
+            self.runs.push(run);
+            run
         };
         self.bytes = run.to + run.len;
         run

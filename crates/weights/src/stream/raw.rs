@@ -9,6 +9,9 @@ use super::slab::Slab;
 use super::{ExpertStream, ReadOptions};
 use crate::Result;
 
+/// Steps of a number that shares no factor with most counts: far jumps, no record twice in a round.
+const STEP: usize = 1_000_003;
+
 /// Bytes a second of reading experts in an order of chance, `readers` at once, with nothing else done to them.
 ///
 /// Each reader asks for one read of an expert after the other, as large as the expert lies together.
@@ -25,8 +28,6 @@ pub fn raw_rate(stream: &ExpertStream, options: ReadOptions, readers: usize, tim
     let used: HashSet<usize> = records.iter().flat_map(|runs| runs.iter().map(|run| run.file)).collect();
     let files = stream.checkpoint.open_files(&used, options.direct)?;
     let slabs = (0..readers.max(1)).map(|_| Slab::new(largest)).collect::<Result<Vec<_>>>()?;
-    // Steps of a number that shares no factor with most counts: far jumps, no record twice in a round.
-    const STEP: usize = 1_000_003;
     let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
     let began = Instant::now();
     std::thread::scope(|scope| {

@@ -183,7 +183,7 @@ impl Reader {
         if options.engine == ReadEngine::Ring {
             return Err(std::io::Error::other("this system has no io_uring; choose threads"));
         }
-        super::threads::start(&files, options, work, finished)?;
+        super::threads::start(&files, options, work, &finished)?;
         Ok(Self { jobs, done, name: "threads" })
     }
 

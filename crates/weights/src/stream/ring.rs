@@ -22,7 +22,7 @@ struct Read {
 }
 
 struct Ring {
-    ring: IoUring,
+    queue: IoUring,
     files: Arc<Vec<ReadFile>>,
     options: ReadOptions,
     /// Records under way; `None` where a place is free.
@@ -43,7 +43,7 @@ pub(crate) fn start(
 ) -> std::io::Result<()> {
     let depth = options.depth.clamp(1, 1024);
     let mut ring = Ring {
-        ring: IoUring::new(depth.next_power_of_two() as u32)?,
+        queue: IoUring::new(depth.next_power_of_two() as u32)?,
         files: Arc::clone(files),
         options,
         flights: Vec::new(),
@@ -68,7 +68,7 @@ impl Ring {
             self.ask();
             if self.under_way > 0 {
                 // Interrupted waits are as good as finished ones: whatever came is looked at.
-                _ = self.ring.submit_and_wait(1);
+                _ = self.queue.submit_and_wait(1);
                 self.collect();
             }
         }
@@ -77,16 +77,12 @@ impl Ring {
     fn take(&mut self, job: Job) {
         let runs: Vec<Run> = job.layout.chunks(self.options.chunk).collect();
         let flight = Flight { job, left: runs.len(), failure: None };
-        let place = match self.flights.iter().position(Option::is_none) {
-            Some(place) => {
-                self.flights[place] = Some(flight);
-                place
-            }
-            None => {
-                self.flights.push(Some(flight));
-                self.flights.len() - 1
-            }
-        };
+        let free = self.flights.iter().position(Option::is_none);
+        let place = free.unwrap_or(self.flights.len());
+        match self.flights.get_mut(place) {
+            Some(free) => *free = Some(flight),
+            None => self.flights.push(Some(flight)),
+        }
         self.waiting.extend(runs.into_iter().map(|run| Read { flight: place, run }));
     }
 
@@ -110,7 +106,7 @@ impl Ring {
                         .build()
                         .user_data(place as u64);
                     // SAFETY: file and slab stay until the entry has come back: `run` ends only when none is under way.
-                    if unsafe { self.ring.submission().push(&entry) }.is_err() {
+                    if unsafe { self.queue.submission().push(&entry) }.is_err() {
                         self.waiting.push_front(read);
                         return;
                     }
@@ -124,7 +120,7 @@ impl Ring {
     /// Looks at what came back.
     fn collect(&mut self) {
         let back: Vec<(u64, i32)> =
-            self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+            self.queue.completion().map(|entry| (entry.user_data(), entry.result())).collect();
         for (place, result) in back {
             let Some(read) = self.asked.get_mut(place as usize).and_then(Option::take) else { continue };
             self.under_way -= 1;

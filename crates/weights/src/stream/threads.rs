@@ -28,7 +28,7 @@ pub(crate) fn start(
     files: &Arc<Vec<ReadFile>>,
     options: ReadOptions,
     jobs: Receiver<Job>,
-    done: Landing,
+    done: &Landing,
 ) -> std::io::Result<()> {
     let (chunks, work) = unbounded::<Chunk>();
     for index in 0..options.depth.max(1) {
@@ -40,7 +40,9 @@ pub(crate) fn start(
     let most = options.chunk;
     std::thread::Builder::new().name("flint-read".into()).spawn(move || {
         for job in jobs {
-            split(job, most).into_iter().for_each(|chunk| _ = chunks.send(chunk));
+            for chunk in split(job, most) {
+                _ = chunks.send(chunk);
+            }
         }
     })?;
     Ok(())

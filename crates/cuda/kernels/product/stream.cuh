@@ -389,7 +389,7 @@ template <class E, u32 COLUMNS> DEVICE void stream_part(Stream &s, const Part &p
     Source source = {part.codes + member * part.code_stride, part.scales + member * part.scale_stride, part.entries, part.share};
     source.codes += lane_index() * 16u, source.scales += lane_index() * 16u;
     // Code is unrolled for the common encodings and numbers of rows alone.
-    constexpr bool COMMON = E::WEIGHED && !SPLIT && COLUMNS != 4u && (E::WORDS == 2u || E::WORDS == 4u || E::WORDS == 8u);
+    constexpr bool COMMON = E::WEIGHED && !SPLIT && COLUMNS != 4u && (E::WORDS == 4u || (COLUMNS == 1u && (E::WORDS == 2u || E::WORDS == 8u)));
     if (COMMON && s.units % SLICE == 0u)
         stream_cells<E, COLUMNS, COMMON>(s, part, source, first, last, inputs);
     else

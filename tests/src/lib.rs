@@ -90,7 +90,7 @@ pub fn load_streamed<B: Backend>(tiny: Tiny, backend: B, options: BankOptions) -
 pub fn streamed_from<B: Backend>(folder: &Path, backend: B, options: BankOptions) -> Glm<B> {
     let checkpoint = Arc::new(Checkpoint::open(Source::Folder(folder.to_owned())).unwrap());
     let stream = ExpertStream::open(checkpoint.clone(), ReadOptions::default()).unwrap();
-    let experts = Experts::Streamed(stream, options);
+    let experts = Experts::Streamed(Box::new(stream), options);
     Glm::load(&checkpoint, backend, sizes(), experts, &mut |_, _| {}).unwrap()
 }
 

@@ -97,7 +97,7 @@ pub(crate) fn load<B: Backend>(
 fn experts(checkpoint: &Arc<Checkpoint>, plan: &LoadPlan) -> Result<Experts> {
     let Some(slots) = &plan.slots else { return Ok(Experts::Resident) };
     let stream = ExpertStream::open(Arc::clone(checkpoint), ReadOptions::default())?;
-    Ok(Experts::Streamed(stream, BankOptions { slots: slots.slots, ..BankOptions::default() }))
+    Ok(Experts::Streamed(Box::new(stream), BankOptions { slots: slots.slots, ..BankOptions::default() }))
 }
 
 /// Tokenizer and template from the checkpoint's own files.

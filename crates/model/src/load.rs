@@ -36,7 +36,7 @@ impl<B: Backend> Glm<B> {
         let bank = match experts {
             Experts::Resident => None,
             Experts::Streamed(stream, options) => {
-                Some((Bank::new(stream, config.experts, &options), options))
+                Some((Bank::new(*stream, config.experts, &options), options))
             }
         };
         let mut loader = Loader { checkpoint, backend, bank, done: 0, all, progress };

@@ -42,7 +42,9 @@ fn main() {
 /// Hit rates over the second half of each trace, without and with the first half as a profile.
 fn table(rules: &[(&str, Replacement)], experts: usize, slots: &[usize], layers: &[Trace]) {
     print!("{:<34}", "slots");
-    slots.iter().for_each(|slots| print!("{slots:>8}"));
+    for slots in slots {
+        print!("{slots:>8}");
+    }
     println!();
     for profile in [false, true] {
         for (name, rule) in rules {

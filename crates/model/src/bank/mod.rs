@@ -21,7 +21,7 @@ pub enum Experts {
     /// All on the device.
     Resident,
     /// Some in slots, the others in the files.
-    Streamed(ExpertStream, BankOptions),
+    Streamed(Box<ExpertStream>, BankOptions),
 }
 
 /// The size of a bank and how it is kept.

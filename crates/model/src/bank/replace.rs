@@ -58,7 +58,7 @@ impl Usage {
                 Replacement::LeastRecent => *score = self.forwards as f64,
                 // Many rows of one forward say little more than one.
                 Replacement::LeastFrequent { .. } => {
-                    *score += self.unit * (1.0 + (rows as f64).log2().max(0.0))
+                    *score += self.unit * (1.0 + (rows as f64).log2().max(0.0));
                 }
             }
         }

@@ -62,6 +62,8 @@ impl Slabs {
     }
 
     fn collect(&mut self) {
-        std::mem::take(&mut self.leaving).into_iter().for_each(|slab| self.give_back(slab));
+        for slab in std::mem::take(&mut self.leaving) {
+            self.give_back(slab);
+        }
     }
 }

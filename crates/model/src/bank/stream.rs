@@ -17,7 +17,7 @@ use crate::Result;
 use crate::language::Error;
 
 /// How long a read may take before the reader counts as lost.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Waves into which a product is cut where slots allow: each costs launches over all rows.
 const WAVES: usize = 8;
@@ -180,7 +180,7 @@ impl Bank {
 
     /// Why the first of some rows of the last forward that was lost was lost.
     pub(crate) fn lost(&self, mut rows: Range<usize>) -> Option<String> {
-        rows.find_map(|row| self.lost.get(row)?.as_ref().map(|why| why.to_string()))
+        rows.find_map(|row| self.lost.get(row)?.as_ref().map(ToString::to_string))
     }
 
     /// Notes the rows that an expert was lost for.

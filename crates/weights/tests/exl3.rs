@@ -390,7 +390,7 @@ fn arrays_that_are_missing_or_too_many_are_refused() {
     let error = spoil(|_, tensors| tensors.retain(|tensor| tensor.name != format!("{O_PROJ}.trellis")));
     says(&error, &["missing: layers.1.self_attn.o_proj"]);
     let error = spoil(|_, tensors| {
-        add(tensors, &format!("{TEXT}layers.1.mlp.gate.suh"), "F16", vec![128], vec![0; 256])
+        add(tensors, &format!("{TEXT}layers.1.mlp.gate.suh"), "F16", vec![128], vec![0; 256]);
     });
     says(&error, &["layers.1.mlp.gate", "layers.1.mlp.gate.suh, but no trellis"]);
     let error = spoil(|_, tensors| add(tensors, &format!("{O_PROJ}.bias"), "F16", vec![128], vec![0; 256]));

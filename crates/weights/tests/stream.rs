@@ -1,6 +1,8 @@
 //! Experts that are read one by one are the experts that the checkpoint maps, whoever reads them; files that end early,
 //! change or are swapped end a read with an error that names them.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -169,7 +171,7 @@ fn experts_that_are_not_there_and_slabs_that_are_too_short_are_refused() {
 /// A pack of flint-tiny.
 fn packed() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let origin = Folder::new(&tiny());
+    let origin = Folder::new(tiny());
     let plan = PackPlan::new(&origin, &PackOptions::default()).unwrap();
     pack(&plan, &origin, folder.path(), &mut |_| {}).unwrap();
     folder

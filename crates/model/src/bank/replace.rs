@@ -124,7 +124,9 @@ mod tests {
         let uses = [vec![0, 1], vec![0], vec![0], vec![1], vec![1, 2]];
         let count = |rule| {
             let mut usage = Usage::new(rule, 4, &[]);
-            uses.iter().for_each(|forward| usage.count(forward.iter().map(|expert| (*expert, 1))));
+            for forward in &uses {
+                usage.count(forward.iter().map(|expert| (*expert, 1)));
+            }
             usage.ranked()
         };
         assert_eq!(count(Replacement::LeastRecent), [1, 2, 0, 3]);
@@ -143,7 +145,9 @@ mod tests {
     #[test]
     fn scores_stay_numbers_over_a_long_life() {
         let mut usage = Usage::new(Replacement::LeastFrequent { half_life: 1.0 }, 2, &[]);
-        (0..10_000).for_each(|forward| usage.count([(forward % 2, 3)]));
+        for forward in 0..10_000 {
+            usage.count([(forward % 2, 3)]);
+        }
         assert!(usage.scores.iter().all(|score| score.is_finite()));
         assert_eq!(usage.ranked(), [1, 0]);
     }

@@ -8,6 +8,8 @@ use flint_cpu::{Arithmetic, Cpu, Options};
 use flint_engine::{Engine, EngineOptions};
 use flint_model::bank::{BankOptions, Experts};
 use flint_model::{Glm, GlmOptions, LanguageModel};
+use flint_weights::config::FeedForward;
+use flint_weights::pack::profile::{Phase, Usage, UsageProfile};
 use flint_weights::stream::{ExpertStream, ReadOptions};
 use flint_weights::{Checkpoint, HostBytes, LoadPlan, Source};
 
@@ -87,17 +89,50 @@ pub(crate) fn load<B: Backend>(
 ) -> Result<Glm<B>> {
     let options = GlmOptions { context, sequences: settings.parallel, rows, drafts: settings.drafts };
     let bar = bytes_bar(format!("loading {}", settings.name), terminal);
-    let experts = experts(checkpoint, plan)?;
+    let experts = experts(checkpoint, plan, settings, terminal)?;
     let model = Glm::load(checkpoint, backend, options, experts, &mut |done, all| show(&bar, done, all))?;
     bar.finish_and_clear();
     Ok(model)
 }
 
 /// Where the experts are to be.
-fn experts(checkpoint: &Arc<Checkpoint>, plan: &LoadPlan) -> Result<Experts> {
+fn experts(
+    checkpoint: &Arc<Checkpoint>,
+    plan: &LoadPlan,
+    settings: &ModelSettings,
+    terminal: Terminal,
+) -> Result<Experts> {
     let Some(slots) = &plan.slots else { return Ok(Experts::Resident) };
-    let stream = ExpertStream::open(Arc::clone(checkpoint), ReadOptions::default())?;
-    Ok(Experts::Streamed(Box::new(stream), BankOptions { slots: slots.slots, ..BankOptions::default() }))
+    let options = ReadOptions { verify: settings.verify, ..ReadOptions::default() };
+    let stream = ExpertStream::open(Arc::clone(checkpoint), options)?;
+    let usage = usage(checkpoint, terminal)?;
+    let bank = BankOptions { slots: slots.slots, usage, ..BankOptions::default() };
+    Ok(Experts::Streamed(Box::new(stream), bank))
+}
+
+/// How often experts were used before, by layer, where a profile lies beside the weights; that of decoding first.
+fn usage(checkpoint: &Checkpoint, terminal: Terminal) -> Result<Vec<Vec<u64>>> {
+    let config = checkpoint.config();
+    let sparse = |layer: &usize| config.feed_forward[*layer] == FeedForward::Sparse;
+    let layers: Vec<usize> = (0..config.layers()).filter(sparse).collect();
+    for phase in [Phase::Decode, Phase::Prompt] {
+        let Some(json) = checkpoint.source().read(phase.file())? else { continue };
+        match UsageProfile::read(json.as_slice(), phase, &layers, config.experts) {
+            Usage::Understood(profile) => {
+                let mut usage = vec![Vec::new(); config.layers()];
+                for layer in profile.layers {
+                    usage[layer.layer] = layer.counts;
+                }
+                return Ok(usage);
+            }
+            Usage::NotUnderstood(why) => {
+                let file = phase.file();
+                terminal
+                    .note(Style::Warning, &format!("{file} is left aside: {why}; expert slots start empty"));
+            }
+        }
+    }
+    Ok(Vec::new())
 }
 
 /// Tokenizer and template from the checkpoint's own files.

@@ -112,6 +112,9 @@ options! {
         /// Experts of each layer in memory: auto, all or a number; the others are read from the files when they are needed [default: auto, all if they fit]
         #[arg(value_name = "N")]
         slots: SlotsChoice,
+        /// When an expert that is read from a pack is compared with its checksum [default: first]
+        #[arg(value_enum)]
+        verify: VerifyChoice,
     }
 }
 
@@ -201,6 +204,19 @@ pub(crate) enum LevelChoice {
     Avx2,
     Avx512,
     Neon,
+}
+
+/// When records of packs are compared with their checksums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum VerifyChoice {
+    /// at every read
+    Always,
+    /// when a record is read for the first time
+    #[default]
+    First,
+    /// never
+    Never,
 }
 
 /// Which events are logged.

@@ -129,6 +129,17 @@ fn a_model_larger_than_its_memory_runs_inside_it() {
         assert!(some.status.success(), "{slots} slots: {}", text(&some.stderr));
         assert_eq!(text(&some.stdout), text(&auto.stdout), "{slots} slots");
     }
+    // A profile fills slots at load and changes no word; one that is no profile is left aside with a line.
+    let profile = folder.path().join("expert-usage-decode-v1.json");
+    let layers: Vec<Value> =
+        (3..8).map(|layer| json!({"layer": layer, "counts": (0..32).collect::<Vec<_>>()})).collect();
+    let usage = json!({"format": "flint-expert-usage-v1", "phase": "decode", "tokens": 9, "n_experts": 32, "layers": layers});
+    for (text_of, aside) in [(usage.to_string(), false), ("{}".to_owned(), true)] {
+        std::fs::write(&profile, text_of).unwrap();
+        let known = with(&["--slots", "5"]);
+        assert_eq!(text(&known.stdout), text(&auto.stdout), "{}", text(&known.stderr));
+        assert_eq!(text(&known.stderr).contains("is left aside"), aside, "{}", text(&known.stderr));
+    }
     let refused = with(&["--memory", "900M", "--slots", "all"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(text(&refused.stderr).contains("900.0 MiB"), "{}", text(&refused.stderr));

@@ -10,9 +10,11 @@ use flint_cpu::{Arithmetic, Level, Options};
 use flint_engine::Sampling;
 use flint_weights::Source;
 use flint_weights::plan::ExpertsWanted;
+use flint_weights::stream::VerifyRecords;
 
 use super::{
     ArithmeticChoice, BenchFlags, LevelChoice, LogLevel, ModelOptions, SamplingOptions, ServeOptions,
+    VerifyChoice,
 };
 use crate::device::DeviceChoice;
 use crate::embedded;
@@ -44,6 +46,8 @@ pub(crate) struct ModelSettings {
     pub(crate) memory: Option<u64>,
     /// Which experts are to be in memory.
     pub(crate) experts: ExpertsWanted,
+    /// When records are compared with their checksums.
+    pub(crate) verify: VerifyRecords,
     /// Longest sequence that the user asks for.
     context: Option<usize>,
     /// Sequences at once.
@@ -98,6 +102,11 @@ impl ModelSettings {
             code_cache,
             memory: options.memory.map(|size| size.0),
             experts: options.slots.unwrap_or_default().0,
+            verify: match options.verify.unwrap_or_default() {
+                VerifyChoice::Always => VerifyRecords::Always,
+                VerifyChoice::First => VerifyRecords::First,
+                VerifyChoice::Never => VerifyRecords::Never,
+            },
             context,
             parallel,
             drafts: 0,
@@ -124,6 +133,7 @@ impl ModelSettings {
             cpu_arithmetic: true,
             code_cache: machine::cache_folder(),
             memory: flags.memory.map(|size| size.0),
+            verify: VerifyRecords::default(),
             experts: if flags.draw_experts { ExpertsWanted::All } else { experts },
             context: Some(context),
             parallel,

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::missing_panics_doc)] // a contract that cannot run has failed
 
+use flint_backend::ops::Op;
+use flint_backend::wrap::{Hooked, OpOf};
 use flint_contracts::contracts::{chunked, concurrent, drafted};
 use flint_contracts::feeding::{Dice, assert_same, feed};
 use flint_contracts::{TINY, Tiny, arithmetics, cpu, load_streamed, model, streamed_from};
@@ -120,4 +122,38 @@ fn a_file_that_is_cut_ends_the_requests_that_need_it_and_no_other() {
     model.close(needs).unwrap();
     assert_eq!(model.length(idle).unwrap(), 20, "the other one is as it was");
     assert!(expected.len() == 40);
+}
+
+#[test]
+fn a_forward_that_fails_leaves_no_reads_behind() {
+    let tiny = Tiny::Trained;
+    let tokens = Dice::new(36).tokens(60, 200);
+    let expected = feed(&mut model(tiny, Arithmetic::Lanes), &tokens, &[60]);
+    let mut products = 0;
+    let backend = Hooked::new(cpu(Arithmetic::Lanes, 1), move |cpu: &mut Cpu, op: OpOf<Cpu>| {
+        let product = matches!(op, Op::ExpertLinear(_));
+        products += usize::from(product);
+        if product && products % 7 == 3 && products < 50 {
+            return Err(flint_backend::Error::Device { backend: "cpu", what: "a fault for a test".into() });
+        }
+        op.run(cpu)
+    });
+    let mut streamed =
+        load_streamed(tiny, backend, BankOptions { slots: 1, staging: 4, ..BankOptions::default() });
+    let batch = |sequence| Batch {
+        spans: vec![Span { sequence, sure: tokens.clone(), drafts: Vec::new(), want: Want::All }],
+    };
+    let mut failed = 0;
+    loop {
+        let sequence = streamed.open().unwrap();
+        let result = streamed.forward(&batch(sequence));
+        streamed.close(sequence).unwrap();
+        let Err(error) = result else { break };
+        failed += 1;
+        assert!(failed < 20 && error.to_string().contains("a fault for a test"), "{failed}: {error}");
+    }
+    assert!(failed > 3, "{failed}");
+    for (row, found) in feed(&mut streamed, &tokens, &[60]).iter().enumerate() {
+        assert_same(&format!("after {failed} failures, row {row}"), found, &expected[row]);
+    }
 }

@@ -203,6 +203,7 @@ impl Bank {
         (picks, picks_per_row): (&[u32], usize),
         mut compute: impl FnMut(&mut B) -> Result<()>,
     ) -> Result<()> {
+        self.drain()?;
         let wanted = Wanted::new(picks, picks_per_row, &self.drafts).sure_rows;
         let Some(slots) = self.layers.get_mut(layer).and_then(Option::as_mut) else {
             return Err(Error::Unsupported(format!("layers.{layer} has no expert slots")));
@@ -225,6 +226,7 @@ impl Bank {
             self.wave(backend, (layer, bank), &held, &mut compute)?;
         }
         while !queue.is_empty() || !waited_for.is_empty() {
+            let before = (queue.len(), waited_for.len());
             let mut wave = Vec::new();
             while wave.len() < self.report.slots && !(queue.is_empty() && waited_for.is_empty()) {
                 self.start(backend, layer, &mut queue, &mut waited_for)?;
@@ -242,8 +244,24 @@ impl Bank {
             }
             if !wave.is_empty() {
                 self.wave(backend, (layer, bank), &wave, &mut compute)?;
+            } else if before == (queue.len(), waited_for.len()) {
+                let what =
+                    format!("layers.{layer}: no memory is left to read experts into; load the model anew");
+                return Err(Error::Experts(what));
             }
         }
+        Ok(())
+    }
+
+    /// Waits for what a forward asked for before it failed: nobody wants it any more, and its memory is needed.
+    fn drain(&mut self) -> Result<()> {
+        while !self.coming.is_empty() {
+            let Some(arrival) = self.stream.next(PATIENCE) else { return Err(lost_reader()) };
+            self.coming.remove(&arrival.id);
+            drop(arrival.matrices);
+            self.slabs.give_back(arrival.slab);
+        }
+        self.coming_since = None;
         Ok(())
     }
 
@@ -294,9 +312,7 @@ impl Bank {
                 if patience.is_zero() {
                     return Ok(None);
                 }
-                let what =
-                    format!("layers.{layer}: an expert did not come within {PATIENCE:?}; check the disk");
-                return Err(Error::Experts(what));
+                return Err(lost_reader());
             };
             self.coming.remove(&arrival.id);
             if self.coming.is_empty()
@@ -304,7 +320,6 @@ impl Bank {
             {
                 self.report.reading += since.elapsed();
             }
-            // What an earlier forward asked for before it failed is not wanted any more.
             if arrival.id.layer != layer || !waited_for.remove(&arrival.id.expert) {
                 drop(arrival.matrices);
                 self.slabs.give_back(arrival.slab);
@@ -369,4 +384,8 @@ impl Bank {
         self.report.layer(layer, self.phase).waves += 1;
         compute(backend)
     }
+}
+
+fn lost_reader() -> Error {
+    Error::Experts(format!("an expert did not come within {PATIENCE:?}; check the disk"))
 }
